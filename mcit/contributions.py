@@ -1,0 +1,226 @@
+"""What one layer adds to the gradient of each example, kept in the cheapest form that is still exact."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Literal, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Layout = Literal["consecutive", "blocks"]
+Factors = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+# Per-example gradients held at once, in elements: enough to keep the matrix product busy, small enough for the cache.
+CHUNK = 1 << 22
+
+
+class Contribution(Protocol):
+    """Per-example gradients of one parameter, of `examples` examples."""
+
+    def weigh(self, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """Their sum with a weight per example, and the sum of the absolute values of all that was added to get it."""
+
+    def add_to(self, total: Tensor, absolute: bool) -> None:
+        """Add their squares, or absolute values, to `total`."""
+
+
+def group_rows(rows: Tensor, examples: int, layout: Layout) -> Tensor:
+    """Rows [examples * k, ...] as [examples, k, ...]; `blocks` has the rows of all examples k times in a row."""
+    if layout == "consecutive":
+        return rows.unflatten(0, (examples, -1))
+    return rows.unflatten(0, (-1, examples)).transpose(0, 1)
+
+
+class Direct:
+    """Gradients that are small enough to be held: biases, the affine part of norms."""
+
+    def __init__(self, parts: list[Tensor], reduce: Callable[[Tensor], Tensor]):  # each [examples, k, ...]
+        self.parts, self.reduce = parts, reduce  # reduce: [examples, k, ...] -> [examples, k, *shape]
+        self.gradient = sum(reduce(part).sum(dim=1) for part in parts)  # [examples, *shape]
+
+    def weigh(self, weights: Tensor) -> tuple[Tensor, Tensor]:
+        mass = sum(self.reduce(part.abs()).sum(dim=1) for part in self.parts)
+        return torch.tensordot(weights, self.gradient, dims=1), torch.tensordot(weights.abs(), mass, dims=1)
+
+    def add_to(self, total: Tensor, absolute: bool) -> None:
+        total += (self.gradient.abs() if absolute else self.gradient.square()).sum(dim=0)
+
+
+class Outer:
+    """Sums of outer products over positions, as in Linear and Conv2d; formed for a few examples at a time."""
+
+    def __init__(self, factors: Factors, parts: list[tuple[Tensor, Tensor]], shape: torch.Size):
+        self.factors, self.parts, self.shape = factors, parts, shape  # parts: input and gradient, [examples, k, ...]
+
+    def weigh(self, weights: Tensor) -> tuple[Tensor, Tensor]:
+        total = mass = 0
+        for start, left, right in self._chunks():
+            scaled = left * weights[start : start + len(left), None, None, None]
+            total = total + torch.einsum("bgot,bgit->goi", scaled, right)
+            mass = mass + torch.einsum("bgot,bgit->goi", scaled.abs(), right.abs())
+        return total.reshape(self.shape), mass.reshape(self.shape)
+
+    def add_to(self, total: Tensor, absolute: bool) -> None:
+        for _, left, right in self._chunks():
+            if left.shape[-1] == 1:  # one position: the square of a product is the product of squares
+                left, right = (x.squeeze(-1).abs() if absolute else x.squeeze(-1).square() for x in (left, right))
+                total += torch.einsum("bgo,bgi->goi", left, right).reshape(self.shape)
+                continue
+            gradient = torch.matmul(left, right.transpose(-1, -2))  # [chunk, groups, out, in]
+            gradient = gradient.reshape(len(gradient), *self.shape)
+            total += (gradient.abs_() if absolute else gradient.square_()).sum(dim=0)
+
+    def _chunks(self) -> Iterator[tuple[int, Tensor, Tensor]]:
+        examples = len(self.parts[0][0])
+        positions = sum(gradient[0].numel() for _, gradient in self.parts)
+        step = examples if positions == self.shape[0] else max(1, CHUNK // self.shape.numel())
+        for start in range(0, examples, step):
+            pairs = [self._factor(x[start : start + step], g[start : start + step]) for x, g in self.parts]
+            left, right = (pair[0] if len(pair) == 1 else torch.cat(pair, dim=-1) for pair in zip(*pairs, strict=True))
+            yield start, left, right
+
+    def _factor(self, inputs: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        """[chunk, k, ...] -> left [chunk, groups, out, k * positions], right [chunk, groups, in, k * positions]."""
+        chunk, k = gradient.shape[:2]
+        sides = self.factors(inputs.flatten(0, 1), gradient.flatten(0, 1))
+        if k == 1:
+            return sides
+        left, right = (x.unflatten(0, (chunk, k)).permute(0, 2, 3, 1, 4).flatten(3) for x in sides)
+        return left, right
+
+
+class Rows:
+    """Gradients that touch a few rows of a table, as in Embedding; a row met twice by one example is added up first."""
+
+    def __init__(self, parts: list[tuple[Tensor, Tensor]], rows: int):  # ids [examples, k, ...], gradients [..., width]
+        examples, self.rows = len(parts[0][0]), rows
+        ids = torch.cat([part.flatten(1) for part, _ in parts], dim=1)  # [examples, positions]
+        gradient = torch.cat([part.flatten(1, -2) for _, part in parts], dim=1)
+        example = torch.arange(examples, device=ids.device)[:, None]
+        keys, place = (example * rows + ids).flatten().unique(return_inverse=True)
+        summed = gradient.new_zeros(len(keys), gradient.shape[-1])
+        self.gradient = summed.index_add_(0, place, gradient.flatten(0, 1))  # [pairs of example and row, width]
+        self.example, self.row = keys // rows, keys % rows
+
+    def weigh(self, weights: Tensor) -> tuple[Tensor, Tensor]:
+        scaled = self.gradient * weights[self.example, None]
+        total = scaled.new_zeros(self.rows, scaled.shape[-1])
+        return total.index_add(0, self.row, scaled), total.index_add(0, self.row, scaled.abs())
+
+    def add_to(self, total: Tensor, absolute: bool) -> None:
+        total.index_add_(0, self.row, self.gradient.abs() if absolute else self.gradient.square())
+
+
+def rule_for(module: nn.Module) -> Callable[..., dict[str, Contribution]] | None:
+    """The exact rule for a layer, or None: then the generic path takes over."""
+    for kind, (applies, rule) in _RULES.items():
+        # a subclass with a forward of its own computes something else
+        if isinstance(module, kind) and type(module).forward is kind.forward and applies(module):
+            return rule
+    return None
+
+
+def contribute_linear(module: nn.Linear, parts: list[tuple[Tensor, Tensor]]) -> dict[str, Contribution]:
+    """Inputs [examples, k, ..., in], gradients [examples, k, ..., out]."""
+    result: dict[str, Contribution] = {"weight": Outer(_linear_factors, parts, module.weight.shape)}
+    if module.bias is not None:
+        result["bias"] = Direct([g for _, g in parts], _sum_positions)
+    return result
+
+
+def contribute_conv2d(module: nn.Conv2d, parts: list[tuple[Tensor, Tensor]]) -> dict[str, Contribution]:
+    """Inputs [examples, k, in, height, width], gradients [examples, k, out, height, width]."""
+
+    def factor(inputs: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        patches = _unfold(module, inputs)  # [rows, in * kernel, positions]
+        return gradient.flatten(2).unflatten(1, (module.groups, -1)), patches.unflatten(1, (module.groups, -1))
+
+    result: dict[str, Contribution] = {"weight": Outer(factor, parts, module.weight.shape)}
+    if module.bias is not None:
+        result["bias"] = Direct([g for _, g in parts], _sum_space)
+    return result
+
+
+def contribute_embedding(module: nn.Embedding, parts: list[tuple[Tensor, Tensor]]) -> dict[str, Contribution]:
+    """Ids [examples, k, ...], gradients [examples, k, ..., width]."""
+    if module.padding_idx is not None:
+        parts = [(ids, g.masked_fill((ids == module.padding_idx)[..., None], 0)) for ids, g in parts]
+    return {"weight": Rows(parts, module.num_embeddings)}
+
+
+def contribute_layer_norm(module: nn.LayerNorm, parts: list[tuple[Tensor, Tensor]]) -> dict[str, Contribution]:
+    def normalise(x: Tensor) -> Tensor:
+        return F.layer_norm(x, module.normalized_shape, eps=module.eps)
+
+    last = len(module.normalized_shape)
+    return _contribute_affine(module, [(normalise(x) * g, g) for x, g in parts], lambda x: _sum_positions(x, last))
+
+
+def contribute_group_norm(module: nn.GroupNorm, parts: list[tuple[Tensor, Tensor]]) -> dict[str, Contribution]:
+    def normalise(x: Tensor) -> Tensor:
+        return F.group_norm(x.flatten(0, 1), module.num_groups, eps=module.eps).view_as(x)
+
+    return _contribute_affine(module, [(normalise(x) * g, g) for x, g in parts], _sum_space)
+
+
+def contribute_batch_norm(module: nn.Module, parts: list[tuple[Tensor, Tensor]]) -> dict[str, Contribution]:
+    def normalise(x: Tensor) -> Tensor:
+        flat = F.batch_norm(x.flatten(0, 1), module.running_mean, module.running_var, eps=module.eps)
+        return flat.view_as(x)
+
+    return _contribute_affine(module, [(normalise(x) * g, g) for x, g in parts], _sum_space)
+
+
+def _contribute_affine(module: nn.Module, parts: list[tuple[Tensor, Tensor]], reduce: Callable[[Tensor], Tensor]):
+    result: dict[str, Contribution] = {}
+    if module.weight is not None:
+        result["weight"] = Direct([scaled for scaled, _ in parts], reduce)
+    if getattr(module, "bias", None) is not None:
+        result["bias"] = Direct([g for _, g in parts], reduce)
+    return result
+
+
+def _sum_positions(x: Tensor, last: int = 1) -> Tensor:
+    """[examples, k, ..., *last] -> [examples, k, *last]."""
+    middle = tuple(range(2, x.ndim - last))
+    return x.sum(dim=middle) if middle else x
+
+
+def _sum_space(x: Tensor) -> Tensor:
+    """[examples, k, channels, ...] -> [examples, k, channels]."""
+    return x.flatten(3).sum(dim=3) if x.ndim > 3 else x
+
+
+def _linear_factors(inputs: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    """[rows, ..., in] and [rows, ..., out] -> [rows, 1, out, positions], [rows, 1, in, positions]."""
+    right, left = (x.reshape(len(x), -1, x.shape[-1]).transpose(1, 2).unsqueeze(1) for x in (inputs, gradient))
+    return left, right
+
+
+def _unfold(module: nn.Conv2d, inputs: Tensor) -> Tensor:
+    height, width = module.kernel_size
+    if (height, width) == (1, 1) and module.padding in ((0, 0), "valid", "same"):
+        down, across = module.stride
+        return inputs[:, :, ::down, ::across].flatten(2)
+    if isinstance(module.padding, str):  # "same" may pad one side more than the other
+        before_after = module._reversed_padding_repeated_twice
+        inputs, padding = F.pad(inputs, before_after) if module.padding == "same" else inputs, (0, 0)
+    else:
+        padding = module.padding
+    return F.unfold(inputs, module.kernel_size, module.dilation, padding, module.stride)
+
+
+def _plain_embedding(module: nn.Embedding) -> bool:
+    return not (module.scale_grad_by_freq or module.sparse or module.max_norm is not None)
+
+
+_RULES: dict[type, tuple[Callable[[nn.Module], bool], Callable[..., dict[str, Contribution]]]] = {
+    nn.Linear: (lambda m: True, contribute_linear),
+    nn.Conv2d: (lambda m: m.padding_mode == "zeros", contribute_conv2d),
+    nn.Embedding: (_plain_embedding, contribute_embedding),
+    nn.LayerNorm: (lambda m: True, contribute_layer_norm),
+    nn.GroupNorm: (lambda m: True, contribute_group_norm),
+    nn.BatchNorm1d: (lambda m: not m.training and m.running_mean is not None, contribute_batch_norm),
+    nn.BatchNorm2d: (lambda m: not m.training and m.running_mean is not None, contribute_batch_norm),
+}

@@ -1,0 +1,72 @@
+"""A name is a file: find a task or a method, or say which exist."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from types import ModuleType
+from typing import Any
+
+from mcit.config import suggest
+
+
+class UnknownName(LookupError):
+    """A task or method that no file provides."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+def task_names() -> list[str]:
+    """Names of the files in `tasks/`, as they are written on the command line (`snli_ve.py` is `snli-ve`)."""
+    return [_spoken(name) for name in _files("mcit.tasks")]
+
+
+def method_names() -> list[str]:
+    """Names of the files in `mcit/methods/`."""
+    return _files("mcit.methods")
+
+
+def find_task(name: str) -> type:
+    """The task class in the file of that name."""
+    from mcit.task import Task
+
+    return _find("task", "mcit.tasks", name, task_names(), Task)
+
+
+def find_method(name: str) -> type:
+    """The method class in the file of that name."""
+    from mcit.method import Method
+
+    return _find("method", "mcit.methods", name, method_names(), Method)
+
+
+def _find(kind: str, package: str, name: str, known: list[str], contract: type) -> type:
+    if name not in known and _spoken(name) not in known:
+        listed = ", ".join(known) or "none"
+        raise UnknownName(f"unknown {kind} {name!r}{suggest(name, known)} ({kind}s: {listed})")
+    module = importlib.import_module(f"{package}.{name.replace('-', '_')}")
+    return _class_of(module, contract)
+
+
+def _class_of(module: ModuleType, contract: type) -> type:
+    found = [
+        value
+        for value in vars(module).values()
+        if inspect.isclass(value) and issubclass(value, contract) and value.__module__ == module.__name__
+    ]
+    if len(found) != 1:
+        names = ", ".join(cls.__name__ for cls in found) or "none"
+        raise TypeError(f"{module.__file__} must define exactly one {contract.__name__} class, found {names}")
+    return found[0]
+
+
+def _files(package: str) -> list[str]:
+    path: Any = importlib.import_module(package).__path__
+    return sorted(item.name for item in pkgutil.iter_modules(path) if not item.name.startswith("_"))
+
+
+def _spoken(name: str) -> str:
+    # Files carry the underscore Python needs; CLiMB's own keys and the literature write a hyphen for SNLI-VE.
+    return {"snli_ve": "snli-ve"}.get(name, name)

@@ -1,0 +1,102 @@
+"""What a task is: examples and how they are batched, a head, a recipe, a loss, a score and its chance level."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import Tensor
+from torch.utils.data import Dataset
+
+Batch = Mapping[str, Any]
+Split = Literal["train", "eval", "test"]
+
+
+class DataError(ValueError):
+    """Data that is missing, malformed or contradictory; the message names the file and the remedy."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """What answers a task: tasks that name the same head share it, and it widens when `outputs` grows.
+
+    The encoder gives features [batch, views, width]: one view per image or per choice of text.
+    """
+
+    name: str
+    outputs: int  # logits per example
+    kind: Literal["class", "multi_label", "choice"] = "class"
+    layout: Literal["mlp", "linear"] = "mlp"
+    views: int = 1  # 2 for an image pair, 4 for four choices
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a task is learned. It belongs to the task, so that methods are compared like with like."""
+
+    epochs: int
+    batch_size: int
+    learning_rate: float
+    weight_decay: float = 0.0
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    betas: tuple[float, float] = (0.9, 0.98)
+    eps: float = 1e-8
+    momentum: float = 0.9
+    schedule: Literal["linear", "steps", "constant"] = "linear"
+    warmup: float = 0.1  # share of all steps, for `linear`
+    milestones: tuple[int, ...] = ()  # epochs at which `steps` multiplies the learning rate by `factor`
+    factor: float = 0.1
+
+
+class Task(ABC):
+    """A task of a sequence. A file in `tasks/` defines exactly one, a dataclass whose fields are its options.
+
+    Its name on the command line is the file's name. The first field is `root`, the folder of the official files
+    (None where the data are generated), and `recipe` is one of the fields, so that a configuration can change both.
+    """
+
+    name: str
+    chance: float  # percent, what guessing scores
+    root: Path | None
+    recipe: Recipe
+    head: Head  # may need the data to be known (an answer vocabulary): read it after `check`
+
+    @classmethod
+    def sequence(cls, split: str | None, options: Mapping[str, Any], seed: int) -> list[Task]:
+        """The tasks that `name` or `name:split` in an order stands for; one, unless the task is a data set to split."""
+        from mcit.config import ConfigError, parse
+
+        if split is not None:
+            raise ConfigError([f"task {cls.name!r} takes no split, found '{cls.name}:{split}'"])
+        return [parse(cls, options, where=f"tasks.{cls.name}")]
+
+    @abstractmethod
+    def check(self) -> None:
+        """Touch the data: every file that training and scoring will need is there and readable, or a DataError."""
+
+    @abstractmethod
+    def examples(self, split: Split) -> Dataset:
+        """The examples of a split, decoded lazily, in a fixed order."""
+
+    @abstractmethod
+    def collate(self, examples: Sequence[Any], processor: Any) -> Batch:
+        """A batch of tensors; runs in loader workers, with the backbone's processor where it has one."""
+
+    @abstractmethod
+    def loss(self, logits: Tensor, batch: Batch) -> Tensor:
+        """The training loss, a mean over the batch. Later EFCIL tasks look at the new classes only."""
+
+    @abstractmethod
+    def target(self, batch: Batch) -> Tensor:
+        """What importance is measured against: class ids [batch] over all classes seen, or labels [batch, outputs]."""
+
+    @abstractmethod
+    def columns(self, logits: Tensor, batch: Batch) -> Mapping[str, Tensor]:
+        """What the metric needs to know of each example, first dimension the batch: `predictions`, `references`."""
+
+    @abstractmethod
+    def metric(self) -> Any:
+        """An `evaluate.Metric` that needs no hub; its result has `score`, in percent, and may have more."""
