@@ -1,0 +1,235 @@
+"""Texts and pictures, against transformers' own tokenizer and processor; checkpoints, whole and broken."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from tiny_vilt import PATCH, SIZES, VOCABULARY, make_batch, make_model, write_folder
+from torch.testing import assert_close
+from transformers import ViltForMaskedLM, ViltModel
+
+from mcit.config import ConfigError, LoraConfig
+from mcit.models.vilt import ViltEncoder, ViltInputs, load_vilt
+from mcit.task import DataError
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_folder(tmp_path_factory.mktemp("vilt"))
+
+
+def test_a_folder_in_hub_format_loads_and_gives_what_transformers_gives(folder):
+    encoder, inputs = load_vilt(folder)
+    images = [Image.new("RGB", size, colour) for size, colour in (((64, 40), "red"), ((30, 61), "blue"))]
+    batch = {**inputs.read_texts(["what colour", "is there a big red circle"]), **inputs.read_images(images)}
+    with torch.no_grad():
+        expected = ViltModel.from_pretrained(folder).eval()(**batch).pooler_output
+        assert_close(encoder.eval()(batch)[:, 0], expected, atol=1e-5, rtol=0)
+
+
+def test_a_masked_language_checkpoint_loads_every_weight(tmp_path):
+    model = make_model(ViltForMaskedLM)
+    encoder, _ = load_vilt(write_folder(tmp_path, model))
+    state = encoder.vilt.state_dict()
+    for name, tensor in model.vilt.state_dict().items():
+        found = state[name][:2] if "embeddings.token_type_embeddings" in name else state[name]
+        assert torch.equal(found, tensor), name
+
+
+def test_what_is_saved_loads_again_bit_for_bit(folder, tmp_path):
+    encoder, _ = load_vilt(folder)
+    encoder.vilt.save_pretrained(tmp_path)
+    again = ViltModel.from_pretrained(tmp_path)
+    assert type(again.config).__name__ == "ViltConfig"
+    assert again.config.architectures == ["ViltModel"]
+    for name, tensor in encoder.vilt.state_dict().items():
+        assert torch.equal(again.state_dict()[name], tensor), name
+
+
+def test_legacy_files_of_the_hub_are_read(folder, tmp_path):
+    """A vocab.txt without tokenizer.json, an image size that is a number, and a saved table of positions."""
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "tokenizer.json").unlink()
+    (tmp_path / "vocab.txt").write_text("\n".join(VOCABULARY) + "\n")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer"}))
+    legacy = {"do_resize": True, "do_normalize": True, "size": 32, "size_divisor": 8, "resample": 3}
+    legacy |= {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "feature_extractor_type": "ViltFeatureExtractor"}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(legacy))
+    weights = load_file(tmp_path / "model.safetensors")
+    weights["embeddings.text_embeddings.position_ids"] = torch.arange(12)[None]
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    _, old = load_vilt(str(tmp_path))
+    _, new = load_vilt(folder)
+    texts, images = ["What colour is the circle?"], [Image.linear_gradient("L").resize((50, 33))]
+    assert_close(old.read_texts(texts), new.read_texts(texts))
+    assert_close(old.read_images(images), new.read_images(images))
+
+
+def drop(folder, target, prefix: str) -> str:
+    shutil.copytree(folder, target, dirs_exist_ok=True)
+    weights = load_file(target / "model.safetensors")
+    kept = {name: tensor for name, tensor in weights.items() if not name.startswith(prefix)}
+    save_file(kept, target / "model.safetensors", metadata={"format": "pt"})
+    return str(target)
+
+
+@pytest.mark.parametrize("prefix", ["pooler.", "encoder.layer.1.", "embeddings.cls_token"])
+def test_a_missing_weight_is_an_error_and_never_random(folder, tmp_path, prefix):
+    with pytest.raises(DataError, match="lacks .* weights of the encoder .*" + prefix):
+        load_vilt(drop(folder, tmp_path, prefix))
+
+
+def change_config(folder, target, **changes) -> str:
+    shutil.copytree(folder, target, dirs_exist_ok=True)
+    config = json.loads((target / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps({**config, **changes}))
+    return str(target)
+
+
+def test_weights_without_a_place_are_an_error(folder, tmp_path):
+    with pytest.raises(DataError, match=r"weights do not fit config.json \(encoder.layer.1.* has no place"):
+        load_vilt(change_config(folder, tmp_path, num_hidden_layers=1))
+
+
+def test_weights_of_another_shape_are_an_error(folder, tmp_path):
+    with pytest.raises(DataError, match=r"intermediate.dense.bias is \[32\], not \[48\]"):
+        load_vilt(change_config(folder, tmp_path, intermediate_size=48))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"vocab_size": 9}, "ids up to 24, the model's vocabulary has 9 words"),
+        ({"pad_token_id": 3}, "pads with id 0, the model with 3"),
+        ({"patch_size": 16}, "multiples of 8 pixels, patches are 16 wide"),
+    ],
+)
+def test_a_tokenizer_or_processor_that_does_not_fit_is_named(folder, tmp_path, changes, message):
+    with pytest.raises(DataError, match=message) as caught:
+        load_vilt(change_config(folder, tmp_path, **changes))
+    assert str(tmp_path) in str(caught.value)
+
+
+def test_a_folder_without_a_tokenizer_is_named(folder, tmp_path):
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).unlink()
+    with pytest.raises(DataError, match="the tokenizer has no words"):
+        load_vilt(str(tmp_path))
+
+
+def test_a_folder_that_is_no_checkpoint_is_named(folder, tmp_path):
+    with pytest.raises(DataError, match="no ViLT checkpoint"):
+        load_vilt(str(tmp_path / "nowhere"))
+    with pytest.raises(DataError, match="'bert' model where 'vilt' is needed"):
+        load_vilt(change_config(folder, tmp_path / "bert", model_type="bert"))
+
+
+def test_a_truncated_or_absent_weight_file_is_named(folder, tmp_path):
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:500])
+    with pytest.raises(DataError, match=str(tmp_path)):
+        load_vilt(str(tmp_path))
+    weights.unlink()
+    with pytest.raises(DataError, match=r"model\.safetensors"):
+        load_vilt(str(tmp_path))
+
+
+def test_gradient_checkpointing_changes_no_gradient(folder):
+    batch, gradients = make_batch(3, SIZES), []
+    for checkpointing in (False, True):
+        encoder, _ = load_vilt(folder, gradient_checkpointing=checkpointing)
+        assert encoder.vilt.is_gradient_checkpointing is checkpointing
+        encoder.train()(batch).square().sum().backward()
+        gradients.append({name: parameter.grad for name, parameter in encoder.named_parameters()})
+    assert_close(*gradients)
+
+
+def test_lora_starts_as_the_checkpoint_and_trains_adapters_only(folder):
+    plain, _ = load_vilt(folder)
+    adapted, _ = load_vilt(folder, lora=LoraConfig(rank=2, targets=("query", "value")))
+    batch = make_batch(2, SIZES[:2])
+    assert_close(adapted.eval()(batch), plain.eval()(batch))
+    trainable = {name: parameter.numel() for name, parameter in adapted.named_parameters() if parameter.requires_grad}
+    assert all("lora_" in name for name in trainable)
+    assert sum(trainable.values()) == 2 * 2 * (2 * 16 + 16 * 2)  # layers, targets, two matrices
+    adapted(batch).sum().backward()
+    assert all(parameter.grad is None for parameter in adapted.parameters() if not parameter.requires_grad)
+
+
+def test_an_unknown_lora_target_is_named(folder):
+    with pytest.raises(ConfigError, match="no linear layer 'querry'; did you mean 'query'"):
+        load_vilt(folder, lora=LoraConfig(rank=2, targets=("querry",)))
+
+
+@pytest.fixture(scope="module")
+def inputs(folder):
+    return ViltInputs.from_pretrained(folder)
+
+
+def words_of(inputs, read) -> list[str]:
+    return [
+        " ".join(inputs.tokenizer.convert_ids_to_tokens(ids[mask.bool()]))
+        for ids, mask in zip(read["input_ids"], read["attention_mask"], strict=True)
+    ]
+
+
+def test_texts_are_read_as_the_tokenizer_reads_them(inputs):
+    texts = ["What colour is the big circle?", "two", "red " * 30]
+    expected = inputs.tokenizer(
+        texts, padding=True, truncation=True, max_length=12, return_tensors="pt", return_token_type_ids=False
+    )
+    assert_close(inputs.read_texts(texts), dict(expected))
+
+
+def test_a_pair_is_framed_like_one_text_with_a_separator(inputs):
+    read = inputs.read_texts([("is there a circle", "yes"), ("what colour", "red because two")])
+    assert words_of(inputs, read) == [
+        "[CLS] is there a circle [SEP] yes [SEP]",
+        "[CLS] what colour [SEP] red because two [SEP]",
+    ]
+
+
+def test_it_is_the_question_that_gets_truncated(inputs):
+    read = inputs.read_texts([("left " * 20, "red blue"), ("left " * 20, "red " * 30), ("left right", "red " * 9)])
+    assert words_of(inputs, read) == [
+        "[CLS] " + "left " * 7 + "[SEP] red blue [SEP]",
+        "[CLS] [SEP] " + "red " * 9 + "[SEP]",
+        "[CLS] [SEP] " + "red " * 9 + "[SEP]",
+    ]
+
+
+def test_pictures_are_read_as_the_processor_reads_them(inputs):
+    generator = np.random.default_rng(0)
+    shapes = [(40, 64), (64, 40), (32, 32), (33, 47), (20, 90), (7, 9)]
+    images = [Image.fromarray(generator.integers(0, 256, (*shape, 3), dtype=np.uint8)) for shape in shapes]
+    assert_close(inputs.read_images(images), dict(inputs.images(images, return_tensors="pt")), atol=1e-6, rtol=0)
+
+
+def test_grey_and_palette_pictures_become_colour(inputs):
+    picture = Image.effect_noise((40, 40), 60)
+    read = inputs.read_images([picture, picture.convert("RGB"), picture.convert("RGBA")])["pixel_values"]
+    assert torch.equal(read[0], read[1])
+    assert torch.equal(read[0], read[2])
+
+
+def test_a_very_long_picture_keeps_one_row_of_patches(inputs):
+    read = inputs.read_images([Image.new("RGB", (2000, 10), "red")])
+    assert read["pixel_values"].shape[2] == PATCH
+    features = ViltEncoder(make_model()).eval()({**inputs.read_texts(["red"]), **read})
+    assert torch.isfinite(features).all()
+
+
+def test_inputs_survive_the_way_to_a_worker(inputs):
+    again = pickle.loads(pickle.dumps(inputs))
+    images = [Image.new("RGB", (50, 40), "green")]
+    assert_close(again.read_texts(["a red square"]), inputs.read_texts(["a red square"]))
+    assert_close(again.read_images(images), inputs.read_images(images))
