@@ -1,0 +1,167 @@
+"""VQAv2: an open question about an image, answered from a vocabulary and scored against ten annotators."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import datasets
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from mcit.data import answers as vqa_answers
+from mcit.data.annotated import AnnotatedTask, Row
+from mcit.data.arrow import cache_folder, fingerprint, write_text
+from mcit.data.images import ImageFolder, coco_id, open_image
+from mcit.data.records import Record, read_records
+from mcit.data.scores import SoftAccuracy
+from mcit.task import Batch, DataError, Head, Recipe
+
+RECIPE = Recipe(epochs=10, batch_size=64, learning_rate=1e-4, weight_decay=1e-2)
+
+
+@dataclass(frozen=True)
+class Vqa(AnnotatedTask):
+    """Ten answers a question make soft targets over the vocabulary; the score is the official soft accuracy.
+
+    The vocabulary is made of the majority answers of both splits that occur at least `minimum` times, unless a JSON
+    file is given; `answers` is how many it must hold. `compat: climb` matches answers unnormalised, as CLiMB does.
+    """
+
+    root: Path | None = None
+    recipe: Recipe = RECIPE
+    minimum: int = 9
+    vocabulary: Path | None = None
+    answers: int | None = None
+    compat: Literal["climb"] | None = None
+
+    name = "vqa"
+    chance = 0.0
+    source = "unpack the v2 questions and annotations of visualqa.org in vqav2/ and COCO's images in ms-coco/images/"
+    splits: ClassVar = {"train": "train2014", "eval": "val2014"}
+    features: ClassVar = {
+        "id": datasets.Value("int64"),
+        "image": datasets.Value("int64"),
+        "question": datasets.Value("string"),
+        "majority": datasets.Value("string"),
+        "answers": datasets.Sequence(datasets.Value("string")),
+        "scores": datasets.Sequence(datasets.Value("float64")),
+    }
+
+    @cached_property
+    def answer_ids(self) -> dict[str, int]:
+        """Each answer of the vocabulary and its place among the outputs."""
+        known, origin = self._read_vocabulary() if self.vocabulary else self._build_vocabulary()
+        if self.answers is not None and len(known) != self.answers:
+            remedy = "set tasks.vqa.answers to what the vocabulary holds, or give the file that belongs to the model"
+            raise DataError(
+                f"{origin} has {len(known)} answers where tasks.vqa.answers asks for {self.answers}; {remedy}"
+            )
+        return {answer: place for place, answer in enumerate(known)}
+
+    @property
+    def head(self) -> Head:
+        return Head(self.name, outputs=len(self.answer_ids), kind="multi_label", layout="mlp")
+
+    def check(self) -> None:
+        super().check()
+        _ = self.answer_ids
+
+    def files(self, split: str) -> tuple[Path, ...]:
+        folder = self.path("vqav2")
+        return folder / f"v2_OpenEnded_mscoco_{split}_questions.json", folder / f"v2_mscoco_{split}_annotations.json"
+
+    def folder(self, split: str) -> ImageFolder:
+        return ImageFolder.listed(self.path("ms-coco", "images"), coco_id, self.source)
+
+    def options(self) -> Mapping[str, Any]:
+        return {"compat": self.compat}
+
+    def records(self, split: str) -> Iterator[Record]:
+        return read_records(self.files(split)[1], key="annotations")
+
+    def reader(self, split: str) -> Callable[[Record], Row]:
+        questions = {}
+        for record in read_records(self.files(split)[0], key="questions"):
+            text = record.get("question", kind=str), record.get("image_id", kind=int)
+            if questions.setdefault(record.get("question_id", kind=int), text) != text:
+                raise record.error(f"question_id {record.fields['question_id']} has another question before")
+        return lambda record: self._read(record, questions)
+
+    def open(self, row: Row, images: ImageFolder) -> Row:
+        return {
+            "image": open_image(images.find(row["image"])),
+            "text": row["question"],
+            "answers": dict(zip(row["answers"], row["scores"], strict=True)),
+        }
+
+    def collate(self, examples: Sequence[Row], processor: Any) -> Batch:
+        ids = torch.full((len(examples), vqa_answers.ANNOTATORS), -1)  # [batch, annotators]
+        scores = torch.zeros(len(examples), vqa_answers.ANNOTATORS)  # [batch, annotators]
+        labels = torch.zeros(len(examples), len(self.answer_ids))  # [batch, answers]
+        for row, example in enumerate(examples):
+            known = [(self.answer_ids[a], score) for a, score in example["answers"].items() if a in self.answer_ids]
+            for place, (answer, score) in enumerate(known):
+                ids[row, place], scores[row, place], labels[row, answer] = answer, score, score
+        return {
+            **processor.read_texts([example["text"] for example in examples]),
+            **processor.read_images([example["image"] for example in examples]),
+            "labels": labels,
+            "answer_ids": ids,
+            "answer_scores": scores,
+        }
+
+    def loss(self, logits: Tensor, batch: Batch) -> Tensor:
+        # summed over the answers: a mean would shrink the gradient by the size of the vocabulary
+        return functional.binary_cross_entropy_with_logits(logits, batch["labels"], reduction="sum") / len(logits)
+
+    def columns(self, logits: Tensor, batch: Batch) -> Mapping[str, Tensor]:
+        predictions = logits.argmax(dim=-1)  # [batch]
+        return {"predictions": predictions, "references": batch["answer_ids"], "scores": batch["answer_scores"]}
+
+    def metric(self) -> SoftAccuracy:
+        return SoftAccuracy()
+
+    def _read(self, record: Record, questions: Mapping[int, tuple[str, int]]) -> Row:
+        number, image = record.get("question_id", kind=int), record.get("image_id", kind=int)
+        if number not in questions:
+            raise record.error(f"question_id {number} has no question; the two files of a split belong together")
+        question, asked_of = questions[number]
+        if asked_of != image:
+            raise record.error(f"question {number} is about image {asked_of}, its annotation about image {image}")
+        given = [Record(record.path, record.number, answer) for answer in record.get("answers", kind=list)]
+        if len(given) != vqa_answers.ANNOTATORS:
+            raise record.error(f"has {len(given)} answers where {vqa_answers.ANNOTATORS} annotators are needed")
+        score = vqa_answers.raw_scores if self.compat == "climb" else vqa_answers.soft_scores
+        scores = score([answer.get("answer", kind=str) for answer in given])
+        return {
+            "id": number,
+            "image": image,
+            "question": question,
+            "majority": vqa_answers.normalise(record.get("multiple_choice_answer", kind=str)),
+            "answers": list(scores),
+            "scores": list(scores.values()),
+        }
+
+    def _read_vocabulary(self) -> tuple[list[str], str]:
+        return vqa_answers.read_vocabulary(self.vocabulary), str(self.vocabulary)
+
+    def _build_vocabulary(self) -> tuple[list[str], str]:
+        """Answers of both splits; the list is left as JSON in the cache, for other models and other programs."""
+        tables = [self.table(split).data for split in self.splits]
+        majorities = (answer for table in tables for answer in table.column("majority").to_pylist())
+        known = vqa_answers.build_vocabulary(majorities, self.minimum)
+        if not known:
+            raise DataError(
+                f"no answer under {self.path('vqav2')} is the majority {self.minimum} times; lower tasks.vqa.minimum"
+            )
+        files = [path for split in self.splits.values() for path in self.files(split)]
+        path = cache_folder() / "vocabularies" / f"vqa-{fingerprint(files, {'minimum': self.minimum})}.json"
+        if not path.exists():
+            write_text(path, json.dumps({"minimum": self.minimum, "answers": known}, indent=0, ensure_ascii=False))
+        return known, str(path)
