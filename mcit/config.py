@@ -49,7 +49,7 @@ class LoraConfig:
 class ModelConfig:
     """The backbone: a hub name or a local folder, and how it is run."""
 
-    name: str = "embedded"
+    name: str = "auto"  # the embedded ViLT, ViLT-B/32 for real data, or resnet18 for class-incremental tasks
     lora: LoraConfig = LoraConfig()
     gradient_checkpointing: bool = False
     width: int = 64
@@ -61,27 +61,30 @@ class TrainingConfig:
     """How steps are taken; what is learned in how many of them belongs to the task's recipe."""
 
     mixed_precision: Literal["no", "bf16", "fp16"] = "no"
-    accumulate: int = 1
+    accumulate: int = 1  # parts in which a batch goes through the network
     clip_norm: float | None = None
     workers: int = 0
     eval_batch_size: int = 128
-    schedule_scale: float = 1.0
     log_every: int = 20
+    score_before: bool = False  # score each task before it is learned too, for forward transfer
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """Everything that decides a run. `tasks` holds options by task name, `recipe` changes every task's recipe."""
+    """Everything that decides a run.
+
+    `tasks` holds options by task name and `methods` by method name; `method`'s own options come on top of the latter.
+    """
 
     order: tuple[str, ...] = ()
     method: Selection = Selection("finetune")
     model: ModelConfig = ModelConfig()
     training: TrainingConfig = TrainingConfig()
-    recipe: Mapping[str, Any] = field(default_factory=dict)
     tasks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    methods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     data_root: str | None = None
     seed: int = 1
-    output: str = "runs"
+    output: str | None = None
 
 
 def parse(cls: type[T], data: Mapping[str, Any], where: str = "") -> T:
@@ -164,7 +167,8 @@ def suggest(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
-def _parse_dataclass(cls: type, data: Any, where: str, problems: list[str]) -> Any:
+def _parse_dataclass(cls: type, data: Any, where: str, problems: list[str], base: Any = None) -> Any:
+    """`base` is a default whose values stand where `data` says nothing."""
     if isinstance(data, cls):
         return data
     if not isinstance(data, Mapping):
@@ -180,7 +184,10 @@ def _parse_dataclass(cls: type, data: Any, where: str, problems: list[str]) -> A
     values = {}
     for name, spec in fields.items():
         if name in data:
-            values[name] = _convert(hints[name], data[name], f"{prefix}{name}", problems)
+            default = getattr(base, name) if base is not None else spec.default
+            values[name] = _convert(hints[name], data[name], f"{prefix}{name}", problems, default)
+        elif base is not None:
+            values[name] = getattr(base, name)
         elif spec.default is dataclasses.MISSING and spec.default_factory is dataclasses.MISSING:
             problems.append(f"'{prefix}{name}' is missing")
     if len(problems) > before:
@@ -192,14 +199,14 @@ def _parse_dataclass(cls: type, data: Any, where: str, problems: list[str]) -> A
         return None
 
 
-def _convert(hint: Any, value: Any, where: str, problems: list[str]) -> Any:
+def _convert(hint: Any, value: Any, where: str, problems: list[str], default: Any = None) -> Any:
     origin, arguments = get_origin(hint), get_args(hint)
     if hint is Any:
         return value
     if hint is Selection:
         return _convert_selection(value, where, problems)
     if dataclasses.is_dataclass(hint):
-        return _parse_dataclass(hint, value, where, problems)
+        return _parse_dataclass(hint, value, where, problems, default if isinstance(default, hint) else None)
     if origin is Literal:
         return _convert_choice(arguments, value, where, problems)
     if origin in (Union, types.UnionType):

@@ -79,10 +79,13 @@ def measure_importance(
     estimator: Estimator | None = None,
     *,
     forward: Forward | None = None,
+    only: Callable[[str], bool] | None = None,
     progress: bool = False,
     **options: Any,
 ) -> Importance:
-    """Measure the importance of every trainable parameter; the model comes back exactly as it was.
+    """Measure the importance of every trainable parameter, or of those whose name passes `only`.
+
+    The model comes back exactly as it was.
 
     `options` are the estimator's fields: `measure_importance(model, loader, score="reversed")`. With unit `example` a
     DataLoader's data are read in order, each example once, and shared out among processes without padding; other
@@ -91,7 +94,7 @@ def measure_importance(
     """
     estimator = dataclasses.replace(estimator or Estimator(), **options)
     model = _unwrap(model)
-    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    parameters = {n: p for n, p in model.named_parameters() if p.requires_grad and (only is None or only(n))}
     if not parameters:
         raise ValueError("the model has no trainable parameter; importance is measured where requires_grad is True")
     forward = forward or read_logits
@@ -194,7 +197,7 @@ def _read(loader: Iterable, estimator: Estimator, device: torch.device, progress
     else:
         batches = _take(loader, estimator.samples)
     total = len(batches) if hasattr(batches, "__len__") else None
-    for batch in tqdm(batches, "importance", total, unit="batch", leave=False, disable=not progress):
+    for batch in tqdm(batches, "importance", total, unit="batch", leave=False, disable=None if progress else True):
         yield send_to_device(batch, device)
 
 

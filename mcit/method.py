@@ -2,39 +2,91 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
-if TYPE_CHECKING:
-    from mcit.task import Batch, Task
+from mcit.task import Batch, Recipe, Task
+
+
+@dataclass
+class Step:
+    """One optimizer step, as hooks see it."""
+
+    number: int  # from 0, within the task
+    total: int
+    learning_rate: float
+    recipe: Recipe
+    logged: bool  # whether figures that cost time are wanted now
+    figures: dict[str, float] = field(default_factory=dict)  # what the progress bar and the log show
+
+
+@dataclass
+class Stage:
+    """Where a run is: the learner, the tasks, and which of them is being learned."""
+
+    learner: nn.Module
+    tasks: Sequence[Task]
+    index: int
+    seed: int
+    loader: Callable[[Task, str], DataLoader]  # of a task's split, in order
+    progress: bool = False
+
+    @property
+    def task(self) -> Task:
+        return self.tasks[self.index]
+
+    @property
+    def earlier(self) -> Sequence[Task]:
+        return self.tasks[: self.index]
+
+    @property
+    def later(self) -> Sequence[Task]:
+        return self.tasks[self.index + 1 :]
 
 
 @dataclass
 class Method:
     """A continual-learning method. A file in `mcit/methods/` defines exactly one; the file's name is its label.
 
-    The hooks arrive in this order, once per task, and around every optimizer step:
-    begin_task, (extra_loss, before_clip, after_step)*, end_task.
+    The hooks arrive in this order for every task: begin_task, tasks_to_fit, then for every optimizer step extra_loss,
+    before_clip and after_step, then end_task; and before_scoring for every task that is scored.
     """
 
-    def begin_task(self, learner: Any, task: Task) -> None:
-        """The learner has its head for `task`; no step has been taken."""
+    name: ClassVar[str]
 
-    def extra_loss(self, learner: Any, task: Task, batch: Batch, logits: Tensor) -> Tensor | None:
+    def begin_task(self, stage: Stage) -> None:
+        """The learner has its head for the task, and only that head trains; no step has been taken."""
+
+    def tasks_to_fit(self, stage: Stage) -> Sequence[Task]:
+        """What is trained on at this stage."""
+        return [stage.task]
+
+    def extra_loss(self, stage: Stage, batch: Batch, logits: Tensor) -> Tensor | None:
         """A term that autograd must see, such as distillation; a quadratic penalty belongs in `before_clip`."""
         return None
 
-    def before_clip(self, learner: Any, step: Any) -> None:
+    def extra_batch(self, stage: Stage, step: Step) -> tuple[Task, Batch] | None:
+        """A batch of another task to take one more step on, with the same optimizer."""
+        return None
+
+    def before_clip(self, stage: Stage, step: Step) -> None:
         """Gradients are synchronised, unscaled and not yet clipped: the place for a penalty's gradient."""
 
-    def after_step(self, learner: Any, step: Any) -> None:
+    def after_step(self, stage: Stage, step: Step) -> None:
         """The optimizer has moved the weights."""
 
-    def end_task(self, learner: Any, task: Task, loader: Any) -> None:
-        """The weights are final for `task`: measure importance, fill a buffer."""
+    def end_task(self, stage: Stage) -> None:
+        """The weights are final for the task: measure importance, fill a buffer."""
+
+    def before_scoring(self, stage: Stage, task: Task) -> None:
+        """`task`, of those seen, is about to be scored."""
+
+    def after_scoring(self, stage: Stage) -> None:
+        """All tasks seen have been scored."""
 
     def state_dict(self) -> Mapping[str, Any]:
         """All that a resumed run needs, tensors and JSON values only."""
@@ -44,5 +96,9 @@ class Method:
         """The counterpart of `state_dict`."""
 
     def describe(self) -> str:
-        """One line for reports: what was measured and how it was held."""
+        """One line for reports: what is measured and how it is held."""
         return "no protection"
+
+    def bytes_held(self) -> int:
+        """Memory that the method adds."""
+        return 0

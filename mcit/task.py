@@ -35,7 +35,10 @@ class Head:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a task is learned. It belongs to the task, so that methods are compared like with like."""
+    """How a task is learned. It belongs to the task, so that methods are compared like with like.
+
+    With adamw, biases and norms are not decayed; with sgd everything is, as in the EWC-DR release.
+    """
 
     epochs: int
     batch_size: int

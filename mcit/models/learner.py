@@ -44,6 +44,11 @@ class Learner(nn.Module):
             self.heads[head.name].grow(head.outputs)
         self._known[head.name] = head
 
+    def outputs(self, head: Head) -> int:
+        """How many outputs the head of that name has now."""
+        self._find(head)
+        return self._known[head.name].outputs
+
     def activate(self, head: Head) -> None:
         """Let that head train and freeze the others, so that no optimizer decays them; the encoder is left alone."""
         self._find(head)

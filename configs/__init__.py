@@ -1,0 +1,1 @@
+"""Named experiments; each file says only what differs from the defaults."""

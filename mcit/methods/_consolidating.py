@@ -1,0 +1,105 @@
+"""What the methods that hold weights by their importance have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+
+from mcit.consolidation import ConsolidationManager, Merge
+from mcit.estimator import Estimator
+from mcit.importance import Importance, measure_importance
+from mcit.method import Method, Stage, Step
+
+
+@dataclass
+class Consolidating(Method):
+    """Measure importance after each task, and hold the weights that later tasks share.
+
+    penalty: `gradient` adds the pull to the gradient; `proximal` takes an implicit step after the optimizer's, which
+    is stable for any strength.
+    """
+
+    strength: float = 1.0
+    estimator: Estimator = Estimator()
+    merge: Merge = "sum"
+    decay: float = 1.0
+    penalty: Literal["gradient", "proximal"] = "gradient"
+    manager: ConsolidationManager | None = field(default=None, init=False, repr=False)
+    state: Mapping[str, Any] | None = field(default=None, init=False, repr=False)
+    warning: str | None = field(default=None, init=False, repr=False)
+
+    def begin_task(self, stage: Stage) -> None:
+        if self.manager is None:
+            self.manager = ConsolidationManager(
+                stage.learner.named_parameters(), self.strength, merge=self.merge, decay=self.decay
+            )
+            if self.state is not None:
+                self.manager.load_state_dict(self.state)
+        else:
+            self.manager.track(stage.learner.named_parameters())
+        recipe = stage.task.recipe
+        if self.penalty == "gradient" and recipe.optimizer == "sgd":
+            self.warning = self.manager.diagnose(recipe.learning_rate, recipe.momentum).warning()
+
+    def before_clip(self, stage: Stage, step: Step) -> None:
+        if self.penalty == "gradient":
+            ratio = self.manager.add_gradient_(measure=step.logged)
+            if step.logged:
+                step.figures["pull"] = ratio
+        if step.logged:
+            step.figures["penalty"] = float(self.manager.penalty())
+
+    def after_step(self, stage: Stage, step: Step) -> None:
+        if self.penalty == "proximal":
+            self.manager.proximal_(step.learning_rate)
+
+    def end_task(self, stage: Stage) -> None:
+        if not stage.later and not self.estimator.update_buffers:
+            return  # nothing comes after that could be held
+        old_share = None
+        if self.merge == "share":
+            old_share = getattr(stage.task, "known", stage.index) / getattr(stage.task, "total", stage.index + 1)
+        self.manager.consolidate(self.measure(stage), old_share)
+
+    def measure(self, stage: Stage) -> Importance:
+        """The importance of the weights that later tasks share, for the task just learned."""
+        task = stage.task
+        return measure_importance(
+            stage.learner,
+            stage.loader(task, "train"),
+            self.estimator,
+            forward=lambda learner, batch: (learner(batch, task.head), task.target(batch)),
+            only=lambda name: is_shared(name, stage),
+            progress=stage.progress,
+        )
+
+    def state_dict(self) -> Mapping[str, Any]:
+        return self.manager.state_dict() if self.manager else {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.state = state or None
+
+    def describe(self) -> str:
+        rule = f"merge {self.merge}" + (f" (decay {self.decay:g})" if self.merge == "online" else "")
+        return f"{self.estimator.describe()}; strength {self.strength:g}, {rule}, {self.penalty} penalty"
+
+    def bytes_held(self) -> int:
+        return self.manager.bytes_held() if self.manager else 0
+
+
+def is_shared(name: str, stage: Stage) -> bool:
+    """Whether other tasks use the parameter: the encoder's, and those of a head that a later task widens."""
+    if not name.startswith("heads."):
+        return True
+    head = stage.task.head.name
+    return name.startswith(f"heads.{head}.") and any(task.head.name == head for task in stage.later)
+
+
+@torch.no_grad()
+def constant_importance(stage: Stage, note: str) -> Importance:
+    """Importance 1 for every weight that is shared."""
+    names = {n: p for n, p in stage.learner.named_parameters() if p.requires_grad and is_shared(n, stage)}
+    return Importance({name: torch.ones_like(p) for name, p in names.items()}, note=note)

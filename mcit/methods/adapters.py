@@ -1,0 +1,50 @@
+"""One low-rank adapter per task on a frozen encoder, switched when a task is scored: nothing can be forgotten."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import peft
+from peft.tuners.tuners_utils import BaseTunerLayer
+
+from mcit.config import ConfigError
+from mcit.method import Method, Stage
+from mcit.task import Task
+
+
+@dataclass
+class Adapters(Method):
+    """The encoder's own weights never move; each task has an adapter and a head of its own."""
+
+    name = "adapters"
+    rank: int = 16
+    alpha: float = 16.0
+    targets: tuple[str, ...] = ("query", "value")
+
+    def begin_task(self, stage: Stage) -> None:
+        vilt = getattr(stage.learner.encoder, "vilt", None)
+        if vilt is None:
+            raise ConfigError(["method 'adapters' needs a ViLT; low-rank adapters sit beside its linear layers"])
+        vilt.requires_grad_(False)
+        config = peft.LoraConfig(r=self.rank, lora_alpha=self.alpha, target_modules=list(self.targets))
+        peft.inject_adapter_in_model(config, vilt, adapter_name=_label(stage.task))
+        _switch(stage, stage.task)
+
+    def before_scoring(self, stage: Stage, task: Task) -> None:
+        _switch(stage, task)
+
+    def after_scoring(self, stage: Stage) -> None:
+        _switch(stage, stage.task)
+
+    def describe(self) -> str:
+        return f"one adapter per task: rank {self.rank} beside {', '.join(self.targets)} of the frozen encoder"
+
+
+def _label(task: Task) -> str:
+    return task.name.replace(".", "_")
+
+
+def _switch(stage: Stage, task: Task) -> None:
+    for module in stage.learner.encoder.modules():
+        if isinstance(module, BaseTunerLayer):
+            module.set_adapter(_label(task))

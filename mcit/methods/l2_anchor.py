@@ -1,0 +1,24 @@
+"""A control: every weight held alike. What a method gains over this is what its importance is worth."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mcit.consolidation import Merge
+from mcit.importance import Importance
+from mcit.method import Stage
+from mcit.methods._consolidating import Consolidating, constant_importance
+
+
+@dataclass
+class L2Anchor(Consolidating):
+    """Importance 1 everywhere, anchored at the latest weights."""
+
+    name = "l2_anchor"
+    merge: Merge = "latest"
+
+    def measure(self, stage: Stage) -> Importance:
+        return constant_importance(stage, "importance 1 for every weight (control)")
+
+    def describe(self) -> str:
+        return f"importance 1 for every weight (control); strength {self.strength:g}, {self.penalty} penalty"

@@ -1,0 +1,43 @@
+"""Synaptic intelligence: importance gathered along the way, from the task gradient and the steps it led to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from mcit.consolidation import Merge, PathIntegral
+from mcit.importance import Importance
+from mcit.method import Stage, Step
+from mcit.methods._consolidating import Consolidating, is_shared
+
+
+@dataclass
+class Si(Consolidating):
+    """Path integral of the unmixed task gradient, over the squared motion plus `damping`; negative parts clipped."""
+
+    name = "si"
+    merge: Merge = "online"  # importance adds up, the anchor is the latest
+    damping: float = 0.1
+    path: PathIntegral | None = field(default=None, init=False, repr=False)
+
+    def begin_task(self, stage: Stage) -> None:
+        super().begin_task(stage)
+        shared = [(n, p) for n, p in stage.learner.named_parameters() if is_shared(n, stage)]
+        self.path = self.manager.path = PathIntegral(shared, self.damping)
+
+    def before_clip(self, stage: Stage, step: Step) -> None:
+        super().before_clip(stage, step)
+        if self.penalty == "proximal":
+            self.path.see_gradient()
+
+    def after_step(self, stage: Stage, step: Step) -> None:
+        self.path.see_step()
+        super().after_step(stage, step)
+
+    def measure(self, stage: Stage) -> Importance:
+        return self.path.importance()
+
+    def describe(self) -> str:
+        return (
+            f"path integral of the task gradient (SI): damping {self.damping:g}; negative parts clipped; "
+            f"strength {self.strength:g}, {self.penalty} penalty"
+        )

@@ -1,0 +1,44 @@
+"""What ran: versions, seeds, command and options, written beside every result."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import mcit
+
+PACKAGES = ("torch", "transformers", "datasets", "accelerate", "peft", "evaluate", "safetensors", "numpy", "Pillow")
+
+
+def make_passport(**about: Any) -> dict[str, Any]:
+    """Everything that another machine needs to know to repeat a run."""
+    return {
+        "mcit": mcit.__version__,
+        "command": ["mcit", *sys.argv[1:]],
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {name: _version(name) for name in PACKAGES},
+        "threads": os.environ.get("OMP_NUM_THREADS", "default"),
+        **about,
+    }
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write a JSON file so that a reader sees the old one or the new one, never half of it."""
+    draft = path.with_name(path.name + ".tmp")
+    draft.write_text(json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+    draft.replace(path)
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,325 @@
+"""Pretrain the small ViLT of the embedded benchmark on captions of scenes: masked words and image-text matching.
+
+    OMP_NUM_THREADS=1 python scripts/pretrain_embedded.py --out mcit/embedded/vilt
+
+One core, about half an hour. The scenes come from seeds of their own, never those of the benchmark, and the captions
+state where the tasks ask, compare or infer. A third of the images come with three captions in a row, about half of
+whose telling words are hidden. The others come with one caption: either one word of it is hidden, which is to be read
+off at its place and, by a throw-away head, off the pooled vector; or it is whole and true or false of the image, which
+the pooled vector is to tell. The first scenes have one or two objects, the later ones more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import string
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from transformers import BertTokenizer, ViltConfig, ViltForMaskedLM, ViltImageProcessorPil
+
+from mcit.data.boxes import NAMES, draw_boxes, name_object, speak
+from mcit.embedded import Sizes, write_benchmark
+from mcit.embedded.captions import describe, describe_at_length
+from mcit.embedded.render import CELL, SIDE, box_of, draw
+from mcit.embedded.scenes import Item, Scene
+from mcit.models.vilt import ViltEncoder
+
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+PAD, CLS, SEP, MASK = 0, 2, 3, 4
+IGNORED = -100
+
+CARD = """---
+license: apache-2.0
+library_name: transformers
+tags: [vilt, synthetic]
+---
+
+# The small ViLT of mcit's embedded benchmark
+
+A ViLT (`ViltForMaskedLM` with pooler) of {parameters:,} parameters: {layers} layers, width {width}, 4 heads, images of
+48 x 48 pixels in patches of 12, at most 40 words. It knows the small scenes of the embedded benchmark and nothing else.
+
+## How it was made
+
+    OMP_NUM_THREADS=1 python scripts/pretrain_embedded.py --out mcit/embedded/vilt {command}
+
+{minutes:.0f} minutes on one core, which other programs shared. Only captions of generated scenes were shown: coloured
+shapes, their sizes, places, numbers and relations, and tags with boxes as VCR's reader draws them. The seeds of these
+scenes are not those of the benchmark, and none of its four tasks was shown. Two objectives: hidden words, read off at
+their places and, in captions with one hidden word, off the pooled vector; and image-text matching, where a false
+caption differs from a true one in one word or in two exchanged ones. The heads on the pooled vector are not kept.
+The embedding of a second image is a copy of the first's.
+
+## What it scored
+
+Percent right on {held_out:,} held-out captions. A hidden word often has several right answers ("there is a ... circle"
+beside two circles), so that 100 is out of reach; guessing whether a caption matches scores 50.
+
+| held-out captions | right |
+|---|---|
+{table}
+"""
+
+
+@dataclass(frozen=True)
+class Example:
+    """A picture and a caption: with hidden words, or whole and true (1) or false (0)."""
+
+    picture: np.ndarray
+    text: str
+    kind: str
+    hidden: tuple[str, ...] = ()  # in the order of their places
+    truth: int = IGNORED
+
+
+def read_texts(root: Path) -> Iterator[str]:
+    """Every text that the four tasks show a model, and every answer that a head may give."""
+    questions = json.loads((root / "vqav2" / "v2_OpenEnded_mscoco_train2014_questions.json").read_text("utf-8"))
+    yield from (record["question"] for record in questions["questions"])
+    annotations = json.loads((root / "vqav2" / "v2_mscoco_train2014_annotations.json").read_text("utf-8"))
+    yield from (answer["answer"] for record in annotations["annotations"] for answer in record["answers"])
+    for line in (root / "nlvr2" / "data" / "train.json").read_text("utf-8").splitlines():
+        yield json.loads(line)["sentence"]
+    for line in (root / "snli-ve" / "snli_ve_train.jsonl").read_text("utf-8").splitlines():
+        yield json.loads(line)["sentence2"]
+    for line in (root / "vcr" / "annotation" / "train.jsonl").read_text("utf-8").splitlines():
+        record = json.loads(line)
+        for tokens in (record["question"], *record["answer_choices"], *record["rationale_choices"]):
+            yield speak(tokens, record["objects"])
+
+
+def build_vocabulary() -> dict[str, int]:
+    """Whole words of captions, tasks and names; and single characters, so that any other word can be spelled."""
+    rng, texts = Random("vocabulary"), list(NAMES)
+    texts += [make_example(rng, (2, 6), matching=1.0).text for _ in range(5000)]
+    with tempfile.TemporaryDirectory() as folder:
+        write_benchmark(Path(folder), Sizes(train=1000, evaluation=3), seed=1)
+        texts += read_texts(Path(folder))
+    words = sorted({word for text in texts for word in re.findall(r"[a-z]+", text.lower())})
+    characters = string.ascii_lowercase + string.digits
+    pieces = [*SPECIAL, *string.punctuation, *characters, *(f"##{c}" for c in characters), *words]
+    return {piece: index for index, piece in enumerate(dict.fromkeys(pieces))}
+
+
+def make_example(rng: Random, objects: tuple[int, int], matching: float) -> Example:
+    """A random scene with its caption; `matching` is the share of whole captions."""
+    scene, caption = describe(rng, objects)
+    picture, tags = draw(scene), {}
+    if caption.boxed:
+        picture, tags = show_boxes(scene, caption.boxed, picture)
+    template = caption.template.format_map({**{slot: f"{{{slot}}}" for slot in caption.words}, **tags})
+    if rng.random() >= matching:
+        slot = rng.choice(list(caption.words))
+        text = template.format(**{**caption.words, slot: SPECIAL[MASK]})
+        return Example(picture, lower(text), caption.kind, hidden=(caption.words[slot],))
+    truth = rng.random() < 0.5
+    text = template.format(**(caption.words if truth else caption.wrong))
+    return Example(picture, lower(text), caption.kind, truth=int(truth))
+
+
+def make_long_example(rng: Random, objects: tuple[int, int]) -> Example:
+    """A random scene with three captions of it in a row, half of whose slots are hidden, at least one."""
+    scene, captions = describe_at_length(rng, objects, 3)
+    texts, hidden = [], []
+    for caption in captions:
+        slots = sorted(caption.words, key=lambda slot: caption.template.index(f"{{{slot}}}"))
+        chosen = [slot for slot in slots if rng.random() < 0.5 or (not hidden and slot == slots[-1])]
+        texts.append(caption.template.format(**{**caption.words, **dict.fromkeys(chosen, SPECIAL[MASK])}))
+        hidden += [caption.words[slot] for slot in chosen]
+    return Example(draw(scene), lower(" . ".join(texts)), "long", hidden=tuple(hidden))
+
+
+def lower(text: str) -> str:
+    return text.lower().replace(SPECIAL[MASK].lower(), SPECIAL[MASK])
+
+
+def show_boxes(scene: Scene, boxed: tuple[Item, ...], picture: np.ndarray) -> tuple[np.ndarray, dict[str, str]]:
+    """The picture with boxes as VCR's reader draws them, and what it calls the first two boxed objects."""
+    items = sorted(scene.items, key=lambda item: item.shape != "person")
+    shapes, indices = [item.shape for item in items], [items.index(item) for item in boxed]
+    boxes = [box_of(item) for item in items]
+    image = draw_boxes(Image.fromarray(picture), boxes, shapes, indices, (SIDE, SIDE))
+    names = [name_object(index, shapes) for index in indices]
+    return np.asarray(image), {"tag": names[0], "tag2": names[min(1, len(names) - 1)]}
+
+
+def make_batch(examples: list[Example], vocabulary: dict[str, int]) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+    """A batch for the encoder, the hidden words of all rows in order [words], and which captions are true [batch]."""
+    rows = [[CLS, *(vocabulary[word] for word in example.text.split()), SEP] for example in examples]
+    ids = torch.full((len(rows), max(map(len, rows))), PAD)  # [batch, length]
+    for place, row in enumerate(rows):
+        ids[place, : len(row)] = torch.tensor(row)
+    pixels = torch.from_numpy(np.stack([example.picture for example in examples])).permute(0, 3, 1, 2)
+    batch = {
+        "input_ids": ids,
+        "attention_mask": (ids != PAD).long(),
+        "pixel_values": pixels.float() / 127.5 - 1,  # [batch, 3, side, side], mean and deviation 0.5
+        "pixel_mask": torch.ones(len(rows), SIDE, SIDE, dtype=torch.long),
+    }
+    words = torch.tensor([vocabulary[word] for example in examples for word in example.hidden], dtype=torch.long)
+    return batch, words, torch.tensor([example.truth for example in examples])
+
+
+class Pretraining(nn.Module):
+    """The model, and beside it two heads on the pooled vector that are thrown away afterwards."""
+
+    def __init__(self, config: ViltConfig):
+        super().__init__()
+        self.model = ViltForMaskedLM(config)
+        nn.init.normal_(self.model.vilt.embeddings.position_embeddings, std=0.2)  # zeros leave all places alike
+        nn.init.normal_(self.model.vilt.embeddings.patch_embeddings.projection.weight, std=0.05)
+        self.encoder = ViltEncoder(self.model.vilt)
+        self.match = nn.Linear(config.hidden_size, 2)
+        self.name = nn.Linear(config.hidden_size, config.vocab_size)
+
+    def forward(self, batch: dict[str, Tensor], truth: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits of the hidden words at their places, of the same off the pooled vectors, and of truth."""
+        states = self.encoder.encode(batch)  # [batch, length, width]
+        pooled = self.model.vilt.pooler(states)  # [batch, width]
+        hidden = states[:, : batch["input_ids"].shape[1]][batch["input_ids"] == MASK]  # [words, width]
+        whole = truth != IGNORED
+        return self.model.mlm_score(hidden), self.name(pooled[~whole]), self.match(pooled[whole])
+
+
+def score(model: Pretraining, examples: list[Example], vocabulary: dict[str, int]) -> dict[str, float]:
+    """Percent right on held-out captions, by what was asked and by kind of caption."""
+    right: dict[str, list[float]] = {}
+    for start in range(0, len(examples), 256):
+        part = examples[start : start + 256]
+        batch, words, truth = make_batch(part, vocabulary)
+        with torch.no_grad():
+            placed, pooled, matched = model(batch, truth)
+        masked = [example.kind for example in part if example.hidden]
+        whole = [example.kind for example in part if not example.hidden]
+        truth = truth[truth != IGNORED]
+        for name, logits, target, kinds in (
+            ("hidden word", placed, words, masked),
+            ("hidden word, pooled", pooled, words, masked),
+            ("matching", matched, truth, whole),
+        ):
+            for kind, hit in zip(kinds, (logits.argmax(dim=1) == target).tolist(), strict=True):
+                right.setdefault(name, []).append(hit)
+                right.setdefault(f"{name}: {kind}", []).append(hit)
+    return {name: round(100 * float(np.mean(hits)), 1) for name, hits in sorted(right.items())}
+
+
+def take_loss(model: Pretraining, rng: Random, step: int, options: argparse.Namespace, vocabulary: dict) -> Tensor:
+    """The loss of one step: a batch of long captions and a batch, twice as large, of single ones."""
+    objects, matching = plan(step, options.steps)
+    long = [make_long_example(rng, objects) for _ in range(options.batch // 2)]
+    batch, words, truth = make_batch(long, vocabulary)
+    loss = cross_entropy(model(batch, truth)[0], words)
+    batch, words, truth = make_batch([make_example(rng, objects, matching) for _ in range(options.batch)], vocabulary)
+    placed, pooled, matched = model(batch, truth)
+    loss = loss + 0.5 * cross_entropy(placed, words) + 0.5 * cross_entropy(pooled, words)
+    return loss + cross_entropy(matched, truth[truth != IGNORED])
+
+
+def plan(step: int, steps: int) -> tuple[tuple[int, int], float]:
+    """How many objects the scenes have at a step, and the share of whole captions."""
+    share = step / steps
+    if share < 0.1:
+        return (1, 2), 0.25
+    return ((1, 4), 0.33) if share < 0.25 else ((2, 6), 0.5)
+
+
+def pretrain(options: argparse.Namespace, vocabulary: dict[str, int]) -> tuple[Pretraining, dict[str, float], float]:
+    torch.manual_seed(options.seed)
+    model = Pretraining(make_config(options, len(vocabulary)))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr, betas=(0.9, 0.98), weight_decay=0.01)
+    rate = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min((step + 1) / 200, max(0.01, 1 - step / options.steps))
+    )
+    held_out = Random(f"captions {options.seed} held out")
+    check = [make_example(held_out, (2, 6), 0.5) for _ in range(options.held_out)]
+    rng, start = Random(f"captions {options.seed}"), time.perf_counter()
+    for step in range(options.steps):
+        loss = take_loss(model, rng, step, options, vocabulary)
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        rate.step()
+        if (step + 1) % options.every == 0 or step + 1 == options.steps:
+            scores = score(model, check, vocabulary)
+            main = {name: value for name, value in scores.items() if ":" not in name}
+            print(
+                f"step {step + 1}/{options.steps}  {time.perf_counter() - start:.0f} s  loss {loss:.3f}  {main}",
+                flush=True,
+            )
+    return model, scores, time.perf_counter() - start
+
+
+def make_config(options: argparse.Namespace, words: int) -> ViltConfig:
+    return ViltConfig(
+        vocab_size=words,
+        hidden_size=options.width,
+        num_hidden_layers=options.layers,
+        num_attention_heads=4,
+        intermediate_size=options.inner,
+        image_size=SIDE,
+        patch_size=CELL,
+        max_position_embeddings=40,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        max_image_length=-1,
+        modality_type_vocab_size=3,
+    )
+
+
+def save(model: Pretraining, vocabulary: dict[str, int], folder: Path) -> None:
+    """The folder in Hugging Face format: weights with masked-word head and pooler, tokenizer, image processor."""
+    kinds = model.model.vilt.embeddings.token_type_embeddings.weight
+    kinds.data[2] = kinds.data[1]  # captions have one image; the second of a pair begins as a copy of the first
+    model.model.save_pretrained(folder)
+    BertTokenizer(vocab=vocabulary, do_lower_case=True, model_max_length=40).save_pretrained(folder)
+    ViltImageProcessorPil(size={"shortest_edge": SIDE}, size_divisor=CELL).save_pretrained(folder)
+
+
+def write_card(folder: Path, options: argparse.Namespace, model: Pretraining, scores: dict, seconds: float) -> None:
+    """README.md of the model: what it is, the command that made it, what it scored."""
+    parameters = sum(parameter.numel() for parameter in model.model.parameters())
+    command = " ".join(
+        f"--{name.replace('_', '-')} {value}" for name, value in vars(options).items() if name not in ("out", "every")
+    )
+    table = "\n".join(f"| {name} | {value:.1f} |" for name, value in scores.items())
+    (folder / "README.md").write_text(
+        CARD.format(parameters=parameters, command=command, table=table, minutes=seconds / 60, **vars(options)),
+        encoding="utf-8",
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="folder of the model")
+    parser.add_argument("--steps", type=int, default=5000)
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--width", type=int, default=128)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--inner", type=int, default=512, help="width of the feed-forward layers")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--held-out", type=int, default=2048, help="captions that are scored, not trained on")
+    parser.add_argument("--every", type=int, default=250, help="steps between two scores")
+    options = parser.parse_args()
+    vocabulary = build_vocabulary()
+    model, scores, seconds = pretrain(options, vocabulary)
+    save(model, vocabulary, options.out)
+    write_card(options.out, options, model, scores, seconds)
+    print(json.dumps(scores, indent=1), f"\n{seconds:.0f} s; {options.out}")
+
+
+if __name__ == "__main__":
+    main()
