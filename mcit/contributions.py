@@ -12,7 +12,9 @@ from torch import Tensor, nn
 Layout = Literal["consecutive", "blocks"]
 Factors = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 # Per-example gradients held at once, in elements: enough to keep the matrix product busy, small enough for the cache.
-CHUNK = 1 << 22
+CHUNK = 1 << 20
+# From this size on, one example at a time through one buffer is faster: it is read back while still in the cache.
+LARGE = 1 << 15
 
 
 class Contribution(Protocol):
@@ -67,14 +69,27 @@ class Outer:
                 left, right = (x.squeeze(-1).abs() if absolute else x.squeeze(-1).square() for x in (left, right))
                 total += torch.einsum("bgo,bgi->goi", left, right).reshape(self.shape)
                 continue
+            if left.shape[1] == 1 and self.shape.numel() >= LARGE:
+                self._add_singly(total.view(len(total), -1), left.squeeze(1), right.squeeze(1), absolute)
+                continue
             gradient = torch.matmul(left, right.transpose(-1, -2))  # [chunk, groups, out, in]
             gradient = gradient.reshape(len(gradient), *self.shape)
             total += (gradient.abs_() if absolute else gradient.square_()).sum(dim=0)
 
+    @staticmethod
+    def _add_singly(total: Tensor, left: Tensor, right: Tensor, absolute: bool) -> None:
+        buffer = torch.empty_like(total)  # [out, in]
+        for one, other in zip(left, right, strict=True):  # [out, positions], [in, positions]
+            torch.mm(one, other.t(), out=buffer)
+            if absolute:
+                total += buffer.abs_()
+            else:
+                total.addcmul_(buffer, buffer)
+
     def _chunks(self) -> Iterator[tuple[int, Tensor, Tensor]]:
         examples = len(self.parts[0][0])
         positions = sum(gradient[0].numel() for _, gradient in self.parts)
-        step = examples if positions == self.shape[0] else max(1, CHUNK // self.shape.numel())
+        step = examples if positions == self.shape[0] else max(4, CHUNK // self.shape.numel())
         for start in range(0, examples, step):
             pairs = [self._factor(x[start : start + step], g[start : start + step]) for x, g in self.parts]
             left, right = (pair[0] if len(pair) == 1 else torch.cat(pair, dim=-1) for pair in zip(*pairs, strict=True))

@@ -78,7 +78,7 @@ class Trainer:
             desc=f"fit {stage.task.name}",
             unit="step",
             leave=False,
-            disable=None if stage.progress else True,
+            disable=_hidden(stage),
         )
         number = 0
         with bar:
@@ -108,9 +108,7 @@ class Trainer:
         share = range(accelerator.process_index, len(examples), accelerator.num_processes)
         loader = self._make_loader(learner, task, split, self.config.eval_batch_size, share, examples)
         columns: dict[str, list] = {}
-        for batch in tqdm(
-            loader, f"score {task.name}", unit="batch", leave=False, disable=None if stage.progress else True
-        ):
+        for batch in tqdm(loader, f"score {task.name}", unit="batch", leave=False, disable=_hidden(stage)):
             batch = _move(batch, accelerator.device)
             with accelerator.autocast():
                 logits = learner(batch, task.head)
@@ -277,6 +275,11 @@ def _take(stream: Iterator[tuple[_Micro, Batch]]) -> Iterator[tuple[_Micro, Batc
         yield micro, batch
         if micro.last:
             return
+
+
+def _hidden(stage: Stage) -> bool | None:
+    """For tqdm: None shows a bar on a terminal and none in a file."""
+    return None if stage.progress else True
 
 
 def _move(batch: Batch, device: torch.device) -> Batch:
