@@ -92,7 +92,7 @@ def read_config(arguments: argparse.Namespace) -> RunConfig:
         options = data.get("method")
         same = isinstance(options, dict) and options.get("name") == arguments.method
         data["method"] = options if same else arguments.method
-    for name in ("data_root", "seed", "output"):
+    for name in ("data_root", "seed", "single", "output"):
         if getattr(arguments, name) is not None:
             data[name] = getattr(arguments, name)
     names = [item.partition(":")[0].strip() for item in (arguments.order or "").split(",")]
@@ -176,6 +176,7 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", help="a YAML file, or a name in configs/ such as climb")
     parser.add_argument("--data-root", dest="data_root", help="folder of the official data; without it, embedded data")
     parser.add_argument("--seed", type=int)
+    parser.add_argument("--single", metavar="RUN", help="folder of a run of method single, for knowledge transfer")
     parser.add_argument("--output", help="folder of the run (default: a new one in runs/)")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="e.g. method.strength=1e4")
     parser.add_argument("--dry-run", action="store_true", help="check everything, run one batch of each task, and stop")

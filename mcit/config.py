@@ -66,6 +66,7 @@ class TrainingConfig:
     workers: int = 0
     eval_batch_size: int = 128
     log_every: int = 20
+    split: Literal["eval", "test"] = "eval"  # what is scored; few tasks have a labelled test split
     score_before: bool = False  # score each task before it is learned too, for forward transfer
 
 
@@ -84,6 +85,7 @@ class RunConfig:
     methods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     data_root: str | None = None
     seed: int = 1
+    single: str | None = None  # a run of method `single`, for knowledge transfer
     output: str | None = None
 
 

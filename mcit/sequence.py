@@ -47,6 +47,7 @@ class Result:
     details: list[list[Mapping[str, float]]] = field(default_factory=list)
     cost: dict[str, float] = field(default_factory=Counter)
     diagnoses: list[str] = field(default_factory=list)
+    single: Mapping[str, float] | None = None  # what each task scores alone
 
     def to_dict(self) -> dict[str, Any]:
         """The contents of scores.json."""
@@ -58,7 +59,7 @@ class Result:
             "estimator": method.describe(),
             "seed": config.seed,
             "embedded": self.plan.embedded,
-            **metrics_to_dict(self.matrix),
+            **metrics_to_dict(self.matrix, self.single),
             "details": self.details,
             "diagnoses": self.diagnoses,
             "cost": {**self.cost, "bytes_held": method.bytes_held()},
@@ -115,7 +116,7 @@ def run(plan: Plan, output: Path, progress: bool = True, say: Any = print) -> Re
     trainer = Trainer(config.training, accelerator, config.seed)
     trainer.begin_stage(0)
     learner = build_learner(plan).to(accelerator.device)
-    result = Result(plan, _empty_matrix(plan.tasks), output)
+    result = Result(plan, _empty_matrix(plan.tasks), output, single=read_single(config.single))
     log = _Log(output / "log.jsonl" if main else None)
     if main:
         output.mkdir(parents=True, exist_ok=True)
@@ -131,6 +132,19 @@ def run(plan: Plan, output: Path, progress: bool = True, say: Any = print) -> Re
             listed = "  ".join(f"{t.name} {s.score:.2f}" for t, s in zip(plan.tasks, scores, strict=False))
             say(f"after {task.name}: {listed}")
     return result
+
+
+def read_single(folder: str | None) -> dict[str, float] | None:
+    """What each task scored alone, from the folder of a run of method `single`."""
+    if folder is None:
+        return None
+    path = Path(folder) / "scores.json"
+    if not path.is_file():
+        raise ConfigError([f"'single' names {folder!r}, which has no scores.json; run the order with --method single"])
+    scores = json.loads(path.read_text(encoding="utf-8"))
+    if scores.get("method") != "single":
+        raise ConfigError([f"{path} is a run of method {scores.get('method')!r}; knowledge transfer needs 'single'"])
+    return dict(zip(scores["tasks"], scores["metrics"]["A_new"], strict=False))
 
 
 def build_learner(plan: Plan) -> nn.Module:

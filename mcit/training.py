@@ -100,9 +100,9 @@ class Trainer:
         return number
 
     @torch.no_grad()
-    def evaluate(self, stage: Stage, task: Task, split: str = "eval") -> Score:
+    def evaluate(self, stage: Stage, task: Task) -> Score:
         """The score of a task on all of its examples, each counted once."""
-        learner, accelerator = stage.learner, self.accelerator
+        learner, accelerator, split = stage.learner, self.accelerator, self.config.split
         learner.to(accelerator.device).eval()
         examples = task.examples(split)
         share = range(accelerator.process_index, len(examples), accelerator.num_processes)
@@ -147,6 +147,8 @@ class Trainer:
                 self.accelerator.backward(loss)
             losses.append(loss.detach())
         step.figures["loss"] = float(sum(losses))
+        if step.logged:
+            step.figures["score"] = _score_batch(task, logits.detach().float(), batch)
         self._finish_step(stage, method, optimizer, task, step)
 
     def _take_extra_step(self, stage, method: Method, model, optimizer, task: Task, batch: Batch, step: Step) -> None:
@@ -275,6 +277,13 @@ def _take(stream: Iterator[tuple[_Micro, Batch]]) -> Iterator[tuple[_Micro, Batc
         yield micro, batch
         if micro.last:
             return
+
+
+def _score_batch(task: Task, logits: Tensor, batch: Batch) -> float:
+    """The score on a batch that was just learned from, for the progress bar."""
+    metric = task.metric()
+    metric.add_batch(**{name: values.tolist() for name, values in task.columns(logits, batch).items()})
+    return metric.compute()["score"]
 
 
 def _hidden(stage: Stage) -> bool | None:

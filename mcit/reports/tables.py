@@ -64,7 +64,11 @@ def summarise(scores: Mapping[str, Any]) -> list[str]:
     parts = [f"A_last {metrics['A_last']:.2f}", f"A_avg {metrics['A_avg']:.2f}", f"A_new {sum(new) / len(new):.2f}"]
     if metrics["BWT"] is not None:
         parts.append(f"BWT {metrics['BWT']:+.2f}")
-    lines = [", ".join(parts), f"{scores['method']}: {scores['estimator']}"]
+    lines = [", ".join(parts)]
+    if "knowledge_transfer" in metrics:
+        listed = zip(scores["tasks"], metrics["knowledge_transfer"], strict=False)
+        lines.append("knowledge transfer: " + ", ".join(f"{n} {'–' if v is None else f'{v:+.2f}'}" for n, v in listed))
+    lines.append(f"{scores['method']}: {scores['estimator']}")
     if scores["diagnoses"]:
         lines.append(scores["diagnoses"][-1])
     lines.append(
