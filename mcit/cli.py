@@ -11,14 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import mcit
-from mcit.config import ConfigError, RunConfig, override, parse, read_yaml
+from mcit.config import ConfigError, RunConfig, layer, override, parse, read_yaml, suggest
 
 CONFIGS = "configs"
+WRITTEN = ("scores.json", "report.md", "config.yaml", "passport.json", "log.jsonl")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; a problem the user can mend is one message and exit code 2."""
-    arguments = _parser().parse_args(argv)
+    given = sys.argv[1:] if argv is None else list(argv)
+    arguments = _parser().parse_args(given)
+    arguments.given = shlex.join(["mcit", *given])
     if not hasattr(arguments, "command"):
         _parser().print_help()
         return 0
@@ -27,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     try:
         return arguments.command(arguments) or 0
-    except (ConfigError, DataError, UnknownName, FileNotFoundError, FloatingPointError) as error:
+    except (ConfigError, DataError, UnknownName, OSError, FloatingPointError) as error:
         print(f"mcit: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -51,7 +54,7 @@ def run_sequence(arguments: argparse.Namespace) -> int:
     output = choose_output(plan, arguments.overwrite) if main_process else Path(os.devnull).parent
     result = sequence.run(plan, output, progress=not arguments.quiet)
     if main_process:
-        finish(result)
+        finish(result, arguments.given)
     return 0
 
 
@@ -59,32 +62,36 @@ def prepare(config: RunConfig) -> Any:
     """Find tasks, method and data, or say all that is wrong; makes the embedded benchmark where it is used."""
     from mcit import sequence
 
-    names = [item.partition(":")[0] for item in config.order]
-    root = None
-    if config.data_root is None and any(name in VISION_LANGUAGE for name in names):
+    problems = []
+    if config.data_root is not None and not Path(config.data_root).is_dir():
+        problems.append(f"--data-root {config.data_root!r} is no folder; give the one that holds the official data")
+    try:
+        plan = sequence.resolve(config)
+    except ConfigError as error:
+        problems += error.problems
+    if problems:
+        raise ConfigError(problems)
+    if plan.embedded:
         from mcit.embedded import ensure_benchmark
 
         print("no --data-root: this run uses the embedded benchmark (generated scenes, a small ViLT)", flush=True)
-        root = ensure_benchmark()
-    plan = sequence.resolve(config, root)
+        plan = sequence.resolve(config, ensure_benchmark())
     sequence.check_data(plan)
     return plan
 
 
-def finish(result: Any) -> None:
-    """Print the table and write the report."""
+def finish(result: Any, command: str) -> None:
+    """Print the table and write the report, which names the command that made it."""
     from mcit.reports.tables import print_table, write_markdown
 
     scores = result.to_dict()
-    command = shlex.join(["mcit", *sys.argv[1:]])
     (result.output / "report.md").write_text(write_markdown(scores, command), encoding="utf-8")
     print_table(scores)
-    print(f"written to {result.output}: scores.json, report.md, config.yaml, passport.json, log.jsonl")
+    print(f"written to {result.output}: {', '.join(WRITTEN)}")
 
 
 def read_config(arguments: argparse.Namespace) -> RunConfig:
     """The configuration file, then the options of the command line, then `--set`."""
-    embedded = not arguments.config and not arguments.data_root
     data = read_yaml(find_config(arguments.config)) if arguments.config else {}
     if arguments.order:
         data["order"] = arguments.order
@@ -95,10 +102,39 @@ def read_config(arguments: argparse.Namespace) -> RunConfig:
     for name in ("data_root", "seed", "single", "output"):
         if getattr(arguments, name) is not None:
             data[name] = getattr(arguments, name)
-    names = [item.partition(":")[0].strip() for item in (arguments.order or "").split(",")]
-    if embedded and any(name in VISION_LANGUAGE for name in names):
-        data = {**read_yaml(find_config("embedded")), **data}
-    return parse(RunConfig, override(data, arguments.set))
+    problems: list[str] = []
+    for assignment in arguments.set:
+        try:
+            data = override(data, [assignment])
+        except ConfigError as error:
+            problems += error.problems
+    try:
+        config = parse(RunConfig, data)
+        if config.data_root is None and any(item in VISION_LANGUAGE for item in config.order):
+            config = parse(RunConfig, layer(read_yaml(find_config("embedded")), data))
+    except ConfigError as error:
+        problems += error.problems
+    if problems:
+        raise ConfigError([*problems, *_unknown_names(data)])
+    return config
+
+
+def _unknown_names(data: dict[str, Any]) -> list[str]:
+    """What is wrong with the names of tasks and method, in data that are no configuration yet."""
+    from mcit.registry import UnknownName, find_method, find_task
+
+    order, method = data.get("order"), data.get("method")
+    items = order.split(",") if isinstance(order, str) else order if isinstance(order, list) else []
+    named = [(find_task, str(item).partition(":")[0].strip()) for item in items]
+    method = method.get("name") if isinstance(method, dict) else method
+    named += [(find_method, method)] if isinstance(method, str) else []
+    problems = []
+    for find, name in named:
+        try:
+            find(name)
+        except UnknownName as error:
+            problems.append(str(error))
+    return problems
 
 
 def find_config(name: str) -> Path:
@@ -108,21 +144,32 @@ def find_config(name: str) -> Path:
         return path
     import mcit.configs
 
-    for folder in mcit.configs.__path__:
-        candidate = Path(folder) / f"{name.removeprefix(f'{CONFIGS}/').removesuffix('.yaml')}.yaml"
-        if candidate.is_file():
-            return candidate
-    return path if path.suffix else path.with_suffix(".yaml")
+    name = name.removeprefix(f"{CONFIGS}/").removesuffix(".yaml")
+    known = {str(file.relative_to(folder))[:-5]: file for folder in mcit.configs.__path__ for file in _yaml_in(folder)}
+    if name in known:
+        return known[name]
+    if path.is_file():
+        return path
+    listed = ", ".join(sorted(known))
+    raise ConfigError([f"no configuration file {str(path)!r}{suggest(name, known)} (names in {CONFIGS}/: {listed})"])
+
+
+def _yaml_in(folder: str) -> list[Path]:
+    return sorted(Path(folder).rglob("*.yaml"))
 
 
 def choose_output(plan: Any, overwrite: bool) -> Path:
-    """A folder of its own for every run; one that is given must be new or empty, unless it may be overwritten."""
+    """A folder of its own for every run; one that is given must not hold a run yet, unless it may be overwritten."""
     config = plan.config
     if config.output is not None:
         output = Path(config.output)
-        if (output / "scores.json").exists() and not overwrite:
+        if output.exists() and not output.is_dir():
+            raise ConfigError([f"{output} is a file; --output names the folder of the run"])
+        earlier = [output / name for name in WRITTEN if (output / name).exists()]
+        if earlier and not overwrite:
             raise ConfigError([f"{output} already holds a run; choose another --output, or say --overwrite"])
-        (output / "log.jsonl").unlink(missing_ok=True)
+        for path in earlier:  # the scores of one run must not lie beside the passport of another
+            path.unlink()
         return output
     stem = "-".join(item.replace(":", "-") for item in config.order)
     base = Path("runs") / f"{stem}-{config.method.name}-seed{config.seed}"

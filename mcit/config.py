@@ -10,7 +10,7 @@ import types
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
@@ -25,6 +25,17 @@ class ConfigError(ValueError):
         self.problems = list(problems)
         lead = "the configuration has a problem:" if len(self.problems) == 1 else "the configuration has problems:"
         super().__init__("\n  - ".join([lead, *self.problems]))
+
+
+def _check_ranges(config: Any, **ranges: tuple[int, int | None]) -> None:
+    """Raise a ConfigError that lists the fields outside of (least, most)."""
+    problems = []
+    for name, (least, most) in ranges.items():
+        value, limit = getattr(config, name), math.inf if most is None else most
+        if not least <= value <= limit:
+            problems.append(f"'{name}' must be from {least}{'' if most is None else f' to {most}'}, found {value}")
+    if problems:
+        raise ConfigError(problems)
 
 
 @dataclass(frozen=True)
@@ -44,6 +55,9 @@ class LoraConfig:
     dropout: float = 0.0
     targets: tuple[str, ...] = ("query", "value")
 
+    def __post_init__(self) -> None:
+        _check_ranges(self, rank=(0, None), dropout=(0, 1))
+
 
 @dataclass(frozen=True)
 class ModelConfig:
@@ -54,6 +68,9 @@ class ModelConfig:
     gradient_checkpointing: bool = False
     width: int = 64
     channels_last: bool = False
+
+    def __post_init__(self) -> None:
+        _check_ranges(self, width=(1, None))
 
 
 @dataclass(frozen=True)
@@ -68,6 +85,11 @@ class TrainingConfig:
     log_every: int = 20
     split: Literal["eval", "test"] = "eval"  # what is scored; few tasks have a labelled test split
     score_before: bool = False  # score each task before it is learned too, for forward transfer
+
+    def __post_init__(self) -> None:
+        _check_ranges(self, accumulate=(1, None), workers=(0, None), eval_batch_size=(1, None), log_every=(1, None))
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            raise ConfigError([f"'clip_norm' must be above 0, found {self.clip_norm}; leave it out for no clipping"])
 
 
 @dataclass(frozen=True)
@@ -88,6 +110,9 @@ class RunConfig:
     single: str | None = None  # a run of method `single`, for knowledge transfer
     output: str | None = None
 
+    def __post_init__(self) -> None:
+        _check_ranges(self, seed=(0, 2**32 - 1))
+
 
 def parse(cls: type[T], data: Mapping[str, Any], where: str = "") -> T:
     """`data` as an instance of the dataclass `cls`, or a ConfigError that lists every problem found."""
@@ -102,17 +127,28 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     """The mapping in a YAML file; a file that is missing, malformed or no mapping is named."""
     path = Path(path)
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        data = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except FileNotFoundError:
         near = suggest(path.name, [p.name for p in path.parent.glob("*.yaml")]) if path.parent.is_dir() else ""
         raise ConfigError([f"no configuration file {str(path)!r}{near}"]) from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError([f"{path} is not valid YAML: {' '.join(str(error).split())}"]) from None
+    except OSError as error:
+        raise ConfigError([f"{path} cannot be read as a configuration file: {error.strerror}"]) from None
     if data is None:
         return {}
     if not isinstance(data, dict):
         raise ConfigError([f"{path} holds a {_kind(data)} where a mapping of names to values is needed"])
     return data
+
+
+def layer(defaults: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
+    """`data` over `defaults`, section by section: what `data` says stands."""
+    result = _copy(defaults)
+    for key, value in _copy(data).items():
+        both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
+        result[key] = layer(result[key], value) if both else value
+    return result
 
 
 def override(data: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
@@ -152,17 +188,17 @@ def to_dict(config: Any) -> Any:
         return {str(key): to_dict(value) for key, value in config.items()}
     if isinstance(config, (tuple, list)):
         return [to_dict(value) for value in config]
-    return config
+    return str(config) if isinstance(config, Path) else config
 
 
 def to_yaml(config: Any) -> str:
     """`config` as YAML in the order of its fields."""
-    return yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True)
+    return yaml.dump(to_dict(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
     """`; did you mean 'x'?` where a known word is near, else nothing."""
-    known = sorted(known)
+    known, word = sorted(known), word.lower()
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
     # a word that merely starts or ends like `word` counts too: nlvr -> nlvr2
     close = close or [name for name in known if word and (name.startswith(word) or word.startswith(name))][:1]
@@ -186,7 +222,7 @@ def _parse_dataclass(cls: type, data: Any, where: str, problems: list[str], base
     values = {}
     for name, spec in fields.items():
         if name in data:
-            default = getattr(base, name) if base is not None else spec.default
+            default = getattr(base, name) if base is not None else _default(spec)
             values[name] = _convert(hints[name], data[name], f"{prefix}{name}", problems, default)
         elif base is not None:
             values[name] = getattr(base, name)
@@ -212,14 +248,14 @@ def _convert(hint: Any, value: Any, where: str, problems: list[str], default: An
     if origin is Literal:
         return _convert_choice(arguments, value, where, problems)
     if origin in (Union, types.UnionType):
-        return _convert_union(hint, arguments, value, where, problems)
+        return _convert_union(arguments, value, where, problems, default)
     if origin in (tuple, list):
         return _convert_sequence(origin, arguments, value, where, problems)
     if origin is not None and issubclass(origin, Mapping):
         if not isinstance(value, Mapping):
             problems.append(f"'{where}' must be a section of names and values, found {_show(value)}")
             return None
-        return {key: _convert(arguments[1], item, f"{where}.{key}", problems) for key, item in value.items()}
+        return {str(key): _convert(arguments[1], item, f"{where}.{key}", problems) for key, item in value.items()}
     converted = _convert_scalar(hint, value)
     if converted is _MISSING:
         problems.append(f"'{where}' must be {_NAMES.get(hint, hint.__name__)}, found {_show(value)}")
@@ -237,8 +273,6 @@ def _convert_selection(value: Any, where: str, problems: list[str]) -> Selection
 
 
 def _convert_choice(choices: tuple, value: Any, where: str, problems: list[str]) -> Any:
-    if value is False and "no" in choices:  # YAML reads an unquoted `no` as false
-        value = "no"
     if not any(value == choice and type(value) is type(choice) for choice in choices):
         listed = ", ".join(map(str, choices))
         problems.append(f"'{where}' is {_show(value)}{suggest(str(value), map(str, choices))} (choices: {listed})")
@@ -246,16 +280,16 @@ def _convert_choice(choices: tuple, value: Any, where: str, problems: list[str])
     return value
 
 
-def _convert_union(hint: Any, choices: tuple, value: Any, where: str, problems: list[str]) -> Any:
+def _convert_union(choices: tuple, value: Any, where: str, problems: list[str], default: Any) -> Any:
     if value is None and type(None) in choices:
         return None
     kinds = [kind for kind in choices if kind is not type(None)]
     if len(kinds) == 1:
-        return _convert(kinds[0], value, where, problems)
+        return _convert(kinds[0], value, where, problems, default)
     # the order of the hint decides, but a value that already has one of the types keeps it
     for kind in sorted(kinds, key=lambda kind: not (isinstance(kind, type) and type(value) is kind)):
         attempt: list[str] = []
-        converted = _convert(kind, value, where, attempt)
+        converted = _convert(kind, value, where, attempt, default)
         if not attempt:
             return converted
     listed = " or ".join(_NAMES.get(kind, str(kind)) for kind in kinds)
@@ -289,8 +323,8 @@ def _convert_scalar(hint: type, value: Any) -> Any:
         return float(value)
     if hint is int and isinstance(value, float) and math.isfinite(value) and value.is_integer():
         return int(value)
-    if hint is str and isinstance(value, (int, float)) and not isinstance(value, bool):
-        return str(value)  # a folder called 2014 is a name
+    if hint is str and isinstance(value, int) and not isinstance(value, bool):
+        return str(value)  # a folder called 2014 is a name; 1.10 would lose its last digit
     if hint is Path and isinstance(value, str):
         return Path(value)
     if isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
@@ -300,19 +334,55 @@ def _convert_scalar(hint: type, value: Any) -> Any:
 
 def _read_value(text: str) -> Any:
     try:
-        value = yaml.safe_load(text)
+        return yaml.load(text, _Loader)
     except yaml.YAMLError:
         return text
-    return _number(value) if isinstance(value, str) else value
 
 
 def _number(text: str) -> Any:
-    """YAML 1.1 takes `1e4` for a word; here it is a number."""
-    return float(text) if re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", text.strip()) else text
+    """The number that a word spells, as in `betas=0.9,0.98`; any other word stays what it is."""
+    value = _read_value(text)
+    return value if type(value) in (int, float) else text
+
+
+class _Loader(yaml.SafeLoader):
+    """Plain values as in YAML 1.2: `1e4` is a number, and `no`, `007`, `1:30` and `2024-01-01` are words.
+
+    A key that is given twice is an error.
+    """
+
+    yaml_implicit_resolvers: ClassVar[dict] = {}
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
+        keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        for number, key in enumerate(keys):
+            if key.value in (earlier.value for earlier in keys[:number]):
+                raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} is given twice", key.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes a text that this or another reader would take for something else."""
+
+
+_FLOAT = r"-?(\d+\.\d*|\.\d+)([eE][-+]?\d+)?|-?\d+[eE][-+]?\d+|-?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
+for _tag, _pattern, _first in (
+    ("null", "~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("bool", "true|True|TRUE|false|False|FALSE", list("tTfF")),
+    ("int", r"-?(0|[1-9]\d*)", list("-0123456789")),
+    ("float", _FLOAT, list("-.0123456789")),
+    ("merge", "<<", ["<"]),
+):
+    for _side in (_Loader, _Dumper):
+        _side.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), _first)
 
 
 def _copy(data: Mapping[str, Any]) -> dict[str, Any]:
     return {key: _copy(value) if isinstance(value, Mapping) else value for key, value in data.items()}
+
+
+def _default(spec: dataclasses.Field) -> Any:
+    return spec.default if spec.default_factory is dataclasses.MISSING else spec.default_factory()
 
 
 def _names(cls: type) -> str:

@@ -127,6 +127,15 @@ class Rows:
         total.index_add_(0, self.row, self.gradient.abs() if absolute else self.gradient.square())
 
 
+def reads_rows(module: nn.Module, inputs: Tensor) -> bool:
+    """Whether the layer was given a batch: a Linear may be given one vector, a Conv2d one image."""
+    if isinstance(module, nn.Conv2d):
+        return inputs.ndim == 4
+    if isinstance(module, nn.LayerNorm):
+        return inputs.ndim > len(module.normalized_shape)
+    return inputs.ndim >= (1 if isinstance(module, nn.Embedding) else 2)
+
+
 def rule_for(module: nn.Module) -> Callable[..., dict[str, Contribution]] | None:
     """The exact rule for a layer, or None: then the generic path takes over."""
     for kind, (applies, rule) in _RULES.items():

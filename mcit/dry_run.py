@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mcit.method import Stage
+from mcit.reports.tables import print_whole
 from mcit.sequence import Plan, begin_task, build_learner
 from mcit.training import Trainer
 
@@ -34,7 +35,7 @@ def show(plan: Plan) -> None:
         total += seconds
         table.add_row(*row, f"{seconds / 60:.1f}")
     console = Console(highlight=False)
-    console.print(table)
+    print_whole(table, console)
     weights = sum(p.numel() for p in learner.parameters())
     trained = sum(p.numel() for p in learner.parameters() if p.requires_grad)
     console.print(f"method: {plan.method.describe()}", soft_wrap=True)

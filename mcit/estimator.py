@@ -76,7 +76,7 @@ class Estimator:
         of = "" if self.unit == "example" else "batch-mean "
         parts = [f"score {self._describe_score()}"]
         if not self.absolute:
-            parts.append(f"labels {self.labels}")
+            parts.append(f"labels {self.labels}" + (f" (seed {self.seed})" if self.labels == "sampled" else ""))
         parts.append(f"mode {self.mode}" + (", buffers updated" if self.update_buffers else ""))
         parts.append("all samples" if self.samples is None else f"samples {self.samples} (seed {self.seed})")
         parts.append("no cap" if self.cap is None else f"cap {self.cap:g}")
@@ -108,6 +108,7 @@ def score_examples(estimator: Estimator, logits: Tensor, target: Tensor, positio
     `target` holds class ids [batch] (also the right one of several choices) or soft labels [batch, outputs].
     `position` [batch] tells the examples apart where labels are sampled, whatever their batch or process.
     """
+    target = target if target.is_floating_point() else target.long()
     _check_shapes(logits, target)
     if estimator.score == "output_norm":
         yield logits.norm(dim=1) if estimator.norm == "l2" else logits.square().sum(dim=1)
@@ -168,7 +169,7 @@ def _score_every_multi_label(estimator: Estimator, logits: Tensor) -> Iterator[T
 
 def _choose_labels(estimator: Estimator, logits: Tensor, target: Tensor, position: Tensor) -> Tensor:
     if estimator.labels == "true":
-        return target.to(logits.dtype) if target.is_floating_point() else target.long()
+        return target.to(logits.dtype) if target.is_floating_point() else target
     if target.is_floating_point():
         if estimator.labels == "predicted":
             return (logits.detach() > 0).to(logits.dtype)

@@ -8,7 +8,7 @@ import itertools
 import json
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate.utils import send_to_device
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -26,7 +26,7 @@ from tqdm.auto import tqdm
 
 from mcit.config import parse
 from mcit.estimator import Estimator, score_examples
-from mcit.per_example import PerExampleGradients
+from mcit.per_example import PerExampleGradients, make_sum
 from mcit.shares import budget, process_rank, share_loader, sum_over_processes
 
 Forward = Callable[[nn.Module, Any], tuple[Tensor, Tensor]]  # (model, batch) -> logits [batch, outputs], target
@@ -68,7 +68,9 @@ class Importance:
         if fingerprint(values) != about["fingerprint"]:
             raise ValueError(f"{path} is damaged: its tensors are not those it was written with; make it again")
         if parameters is not None:
-            check_same_parameters(f"importance file {path}", values, dict(parameters))
+            # what is frozen has no importance to fit
+            present = {name: p for name, p in parameters if p.requires_grad or name in values}
+            check_same_parameters(f"importance file {path}", values, present)
         estimator = parse(Estimator, json.loads(about["estimator"]), "estimator") if about["estimator"] else None
         return cls(values, estimator, int(about["examples"]), about["note"])
 
@@ -147,11 +149,14 @@ def read_tensors(path: str | Path, kind: str) -> tuple[dict[str, Tensor], dict[s
     """Tensors and metadata of a safetensors file of the given kind."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"no file {str(path)!r}")
-    with safe_open(path, framework="pt") as file:
-        about = file.metadata() or {}
-        if about.get("format") != kind:
-            raise ValueError(f"{path} is no file of the form '{kind}', it says {about.get('format')!r}")
-        return {name: file.get_tensor(name) for name in file.keys()}, about  # noqa: SIM118 - not a dictionary
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = file.metadata() or {}
+            if about.get("format") != kind:
+                raise ValueError(f"{path} is no file of the form '{kind}', it says {about.get('format')!r}")
+            return {name: file.get_tensor(name) for name in file.keys()}, about  # noqa: SIM118 - not a dictionary
+    except SafetensorError as error:
+        raise ValueError(f"{path} is damaged or no safetensors file ({error}); make it again") from error
 
 
 def _measure_examples(model, parameters, batches: Iterable, estimator: Estimator, forward: Forward):
@@ -163,13 +168,14 @@ def _measure_examples(model, parameters, batches: Iterable, estimator: Estimator
 
 
 def _measure_batches(model, parameters, batches: Iterable, estimator: Estimator, forward: Forward):
-    sums = {name: torch.zeros_like(p, memory_format=torch.contiguous_format) for name, p in parameters.items()}
+    sums = {name: make_sum(parameter) for name, parameter in parameters.items()}
     count = examples = 0
     for number, batch in enumerate(batches):
         (score,) = _score_batch(model, batch, estimator, forward, number, examples)
         found = torch.autograd.grad(score.mean(), list(parameters.values()), allow_unused=True)
         for total, gradient in zip(sums.values(), found, strict=True):
             if gradient is not None:
+                gradient = gradient.to(total.dtype)
                 total += gradient.abs() if estimator.absolute else gradient.square()
         count, examples = count + 1, examples + len(score)
     return sums, count, examples, dict.fromkeys(sums, "batch")
@@ -178,7 +184,8 @@ def _measure_batches(model, parameters, batches: Iterable, estimator: Estimator,
 def _score_batch(model, batch, estimator: Estimator, forward: Forward, number: int, before: int) -> list[Tensor]:
     logits, target = forward(model, batch)
     rank, world = process_rank()
-    position = rank + world * (before + torch.arange(len(target)))  # the place in the order of all processes together
+    count = len(logits) if logits.ndim else 0
+    position = rank + world * (before + torch.arange(count))  # the place in the order of all processes together
     vectors = list(score_examples(estimator, logits, target, position))
     if not all(vector.isfinite().all() for vector in vectors):
         raise FloatingPointError(
@@ -196,9 +203,13 @@ def _read(loader: Iterable, estimator: Estimator, device: torch.device, progress
         batches = loader
     else:
         batches = _take(loader, estimator.samples)
-    total = len(batches) if hasattr(batches, "__len__") else None
+    total = len(batches) if isinstance(batches, Sized) and not _is_stream(batches) else None
     for batch in tqdm(batches, "importance", total, unit="batch", leave=False, disable=None if progress else True):
         yield send_to_device(batch, device)
+
+
+def _is_stream(batches: Any) -> bool:
+    return isinstance(batches, DataLoader) and not isinstance(batches.dataset, Sized)  # its length is an error
 
 
 def _take(loader: Iterable, samples: int | float) -> Iterator[Any]:
@@ -232,24 +243,33 @@ def _set_mode(model: nn.Module, estimator: Estimator) -> None:
 
 @contextmanager
 def _as_it_was(model: nn.Module, parameters: Mapping[str, nn.Parameter], estimator: Estimator) -> Iterator[None]:
-    """Modes, gradients, buffers and random states are put back, whatever happens."""
+    """Modes, gradients, buffers, random states and what is trainable are put back, whatever happens."""
     modes = {module: module.training for module in model.modules()}
     gradients = {parameter: parameter.grad for parameter in model.parameters()}
-    buffers = {} if estimator.update_buffers else {buffer: buffer.clone() for buffer in model.buffers()}
+    measured = set(parameters.values())
+    others = [p for p in gradients if p.requires_grad and p not in measured]  # autograd need not see them
+    # with the place where each is registered: a forward may change a buffer or put another in its place
+    places = [(m._buffers, name) for m in model.modules() for name in m._buffers if not estimator.update_buffers]
+    kept = [None if place[name] is None else place[name].clone() for place, name in places]
+    buffers = [(place, name, place[name], copy) for (place, name), copy in zip(places, kept, strict=True)]
     random_states = random.getstate(), np.random.get_state()
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
     with torch.random.fork_rng(devices), torch.enable_grad():
         for parameter in gradients:
             parameter.grad = None
+        for parameter in others:
+            parameter.requires_grad_(False)
         try:
             yield
         finally:
+            for parameter in others:
+                parameter.requires_grad_(True)
             for module, mode in modes.items():
                 module.training = mode
             for parameter, gradient in gradients.items():
                 parameter.grad = gradient
-            for buffer, kept in buffers.items():
-                buffer.copy_(kept)
+            for place, name, buffer, copy in buffers:
+                place[name] = buffer if copy is None else buffer.copy_(copy)
             random.setstate(random_states[0])
             np.random.set_state(random_states[1])
 

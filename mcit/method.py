@@ -32,7 +32,7 @@ class Stage:
     tasks: Sequence[Task]
     index: int
     seed: int
-    loader: Callable[[Task, str], DataLoader]  # of a task's split, in order
+    loader: Callable[[Task, str], DataLoader]  # of a task's split, whole; the training split shuffled
     progress: bool = False
 
     @property

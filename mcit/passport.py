@@ -20,7 +20,7 @@ def make_passport(**about: Any) -> dict[str, Any]:
     """Everything that another machine needs to know to repeat a run."""
     return {
         "mcit": mcit.__version__,
-        "command": ["mcit", *sys.argv[1:]],
+        "command": [_program(), *sys.argv[1:]],
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -35,6 +35,12 @@ def write_json(path: Path, data: Any) -> None:
     draft = path.with_name(path.name + ".tmp")
     draft.write_text(json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
     draft.replace(path)
+
+
+def _program() -> str:
+    """The name of what was started, without the path to it: `mcit`, or a script such as run_sequence.py."""
+    name = Path(sys.argv[0]).name
+    return "mcit" if name in ("", "__main__.py") else name
 
 
 def _version(name: str) -> str | None:

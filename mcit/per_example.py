@@ -13,7 +13,8 @@ module, a weight tied to another, rows in an order of their own: all of them fai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -22,12 +23,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from mcit.contributions import Contribution, Layout, group_rows, rule_for
+from mcit.contributions import Contribution, Layout, group_rows, reads_rows, rule_for
 
 Scores = Callable[[], Iterable[Tensor]]  # runs the network, gives vectors [examples]
 LAYOUTS: tuple[Layout, ...] = ("consecutive", "blocks")
 # A wrong path is off by as much as the gradient itself, rounding by a few units of the last place of what was added up.
-AUDIT_TOLERANCE = 1e-2
+AUDIT_TOLERANCE = 1e-4
 AUDIT_ROUNDING = 64
 
 
@@ -39,6 +40,7 @@ class _Use:
     version: int
     outputs: list[Tensor | None]
     gradients: list[Tensor | None]
+    rows: set[int]  # first dimensions of the outputs
 
 
 @dataclass(frozen=True)
@@ -55,10 +57,11 @@ class PerExampleGradients:
 
     def __init__(self, model: nn.Module, parameters: dict[str, nn.Parameter], absolute: bool = False):
         self.model, self.parameters, self.absolute = model, parameters, absolute
-        self.sums = {name: torch.zeros_like(p, memory_format=torch.contiguous_format) for name, p in parameters.items()}
+        self.sums = {name: make_sum(parameter) for name, parameter in parameters.items()}
         self.owners = _find_owners(model, parameters)
         self.paths: dict[str, _Path] = {}
-        self.planned_for = 0  # examples in the batch that was audited
+        self.audited: dict[nn.Module, set[float]] = {}  # rows per example that each module had in the audit
+        self.single = False  # whether the audit had one example only, which says nothing about rows
 
     def add(self, scores: Scores) -> int:
         """Add what one batch contributes; gives the number of its examples. `scores` may be called more than once."""
@@ -70,7 +73,7 @@ class PerExampleGradients:
         with _without_grad(frozen), _Capture(set(ruled), set(local)) as capture:
             vectors = _collect(scores)
             examples = len(vectors[0])
-            if self.planned_for == 1 < examples:  # one example alone could not tell the order of rows
+            if not self._is_audited(capture, examples):
                 self.paths = {}
             for number, vector in enumerate(vectors if self.paths else (), start=1):
                 retain = number < len(vectors) or bool(local) or bool(whole)
@@ -79,6 +82,12 @@ class PerExampleGradients:
                     self._apply_module(names, *capture.collect(module), examples)
                 self._apply_network(whole, vector)
         return examples if self.paths else self.add(scores)
+
+    def _is_audited(self, capture: _Capture, examples: int) -> bool:
+        """Whether every module has as many rows per example as when it was audited; a single one has no order."""
+        if self.single or examples == 1:
+            return examples == 1
+        return all(views <= self.audited[m] | {1.0} for m, views in capture.count_views(examples).items())
 
     def describe_paths(self) -> dict[str, str]:
         """For each parameter the path that serves it: rule, module or network."""
@@ -122,6 +131,7 @@ class PerExampleGradients:
         found = torch.autograd.grad(outputs, parameters, gradients, retain_graph=True, allow_unused=True)
         for name, gradient in zip(names, found, strict=True):
             if gradient is not None:
+                gradient = gradient.to(self.sums[name].dtype)
                 self.sums[name] += gradient.abs() if self.absolute else gradient.square()
 
     def _plan(self, scores: Scores) -> None:
@@ -132,30 +142,35 @@ class PerExampleGradients:
         candidates: dict[str, dict[Layout, tuple[Tensor, Tensor]]] = {}
         with _Capture(set(names), set()) as capture:
             audit = _Audit(self.parameters, scores)
+            views = capture.count_views(audit.examples)
             capture.backward(audit.total, lambda m, uses: candidates.update(audit.weigh(m, uses, names[m])), False)
         layouts = _agree({name: audit.fitting(name, found) for name, found in candidates.items()})
         paths = {name: _Path(self.owners[name][0], layout, rule=True) for name, layout in layouts.items()}
         # what the score does not reach shows nothing: should a later batch reach it, the network serves it
         idle = {name: _Path() for name, truth in audit.truth.items() if truth is None}
         rest = [name for name in self.parameters if name not in paths and name not in idle]
-        self.paths = {**idle, **paths, **(self._plan_modules(rest, scores) if rest else {})}
-        self.planned_for = audit.examples
+        more, more_views = self._plan_modules(rest, scores) if rest else ({}, {})
+        self.paths, views = {**idle, **paths, **more}, {**more_views, **views}
+        served = set(self._served(rule=True)) | set(self._served(rule=False)) - {None}
+        self.single = audit.examples == 1
+        self.audited = {module: views.get(module, set()) for module in served}
 
-    def _plan_modules(self, names: list[str], scores: Scores) -> dict[str, _Path]:
+    def _plan_modules(self, names: list[str], scores: Scores) -> tuple[dict[str, _Path], dict[nn.Module, set[float]]]:
         chains = {name: _enclosing(self.model, self.owners[name]) for name in names}
         paths = {}
         with _Capture(set(), {module for chain in chains.values() for module in chain}) as capture:
             audit = _Audit(self.parameters, scores)
+            views = capture.count_views(audit.examples)
             capture.backward(audit.total, lambda m, uses: None, True)
             for name in names:
                 paths[name] = _Path()
                 for module in chains[name]:
-                    found = audit.weigh_module(self.parameters[name], *capture.collect(module))
+                    found = audit.weigh_module(name, self.parameters[name], *capture.collect(module))
                     fitting = audit.fitting(name, found)
                     if len(fitting) == 1:
                         paths[name] = _Path(module, fitting[0])
                         break
-        return paths
+        return paths, views
 
 
 class _Audit:
@@ -165,8 +180,10 @@ class _Audit:
         vector = sum(_collect(scores))
         self.examples, self.total = len(vector), vector.sum()
         generator = torch.Generator().manual_seed(self.examples)
-        self.weights = torch.randn(self.examples, generator=generator, dtype=torch.float64).to(vector)
-        weighted = (self.weights * vector).sum()
+        weights = torch.randn(self.examples, generator=generator, dtype=torch.float64).to(vector)
+        self.weights = weights.to(torch.promote_types(weights.dtype, torch.float32))
+        self.edges = _count_edges([vector], parameters)
+        weighted = (weights * vector).sum()
         found = torch.autograd.grad(weighted, list(parameters.values()), retain_graph=True, allow_unused=True)
         self.truth = dict(zip(parameters, found, strict=True))
 
@@ -176,29 +193,38 @@ class _Audit:
         fitting = []
         for layout, (found, mass) in candidates.items():
             truth = torch.zeros_like(found) if truth is None else truth
-            rounding = AUDIT_ROUNDING * torch.finfo(found.dtype).eps * mass.max()
+            places = AUDIT_ROUNDING if truth.dtype.itemsize > 2 else 1
+            rounding = places * torch.finfo(truth.dtype).eps * mass.max()
             if (found - truth).abs().max() <= AUDIT_TOLERANCE * truth.abs().max() + rounding:
                 fitting.append(layout)
         return fitting
 
     def weigh(self, module: nn.Module, uses: list[_Use], names: list[str]) -> dict[str, dict[Layout, tuple]]:
         """The weighted sums that the rule of a layer gives, for each order its rows may have."""
-        rows = [len(side) for use in uses for side in (use.inputs, use.gradients[0]) if side is not None]
-        if any(use.inputs is None for use in uses) or any(count % self.examples or not count for count in rows):
+        if any(use.inputs is None or not use.inputs.ndim for use in uses):
             return {}
-        if any(len(use.inputs) != len(use.gradients[0]) for use in uses):
+        rows = [len(side) for use in uses for side in (use.inputs, use.gradients[0])]
+        if any(count % self.examples or not count for count in rows):
+            return {}
+        if any(len(use.inputs) != len(use.gradients[0]) or not reads_rows(module, use.inputs) for use in uses):
             return {}
         found: dict[str, dict[Layout, tuple]] = {name: {} for name in names}
         for layout in LAYOUTS[:1] if set(rows) == {self.examples} else LAYOUTS:
             contributions = _contribute(module, uses, self.examples, layout)
             for name in names:
-                found[name][layout] = contributions[name.rpartition(".")[2]].weigh(self.weights)
+                served = contributions.get(name.rpartition(".")[2])
+                # a weight that a hook computes from others is not a parameter of the rule; and one that the graph
+                # meets more often than its layer was called is used outside, if only by a term that is zero now
+                if served is not None and self.edges[name] <= len(uses):
+                    found[name][layout] = served.weigh(self.weights)
         return found
 
-    def weigh_module(self, parameter: nn.Parameter, outputs: list[Tensor], gradients: list[Tensor]) -> dict:
+    def weigh_module(self, name: str, parameter: nn.Parameter, outputs: list[Tensor], gradients: list[Tensor]) -> dict:
         """The weighted sums that a backward through a module gives."""
         found: dict[Layout, tuple[Tensor, Tensor]] = {}
         if not outputs or any(g.ndim == 0 or len(g) % self.examples for g in gradients):
+            return found
+        if _count_edges(outputs, {name: parameter})[name] < self.edges[name]:  # it is used beyond the module too
             return found
         single = all(len(g) == self.examples for g in gradients)
         for layout in LAYOUTS[:1] if single else LAYOUTS:
@@ -210,7 +236,7 @@ class _Audit:
 
     def _scale_rows(self, gradient: Tensor, layout: Layout) -> Tensor:
         rows = torch.empty(len(gradient), dtype=gradient.dtype, device=gradient.device)
-        group_rows(rows, self.examples, layout).copy_(self.weights[:, None])
+        group_rows(rows, self.examples, layout).copy_(self.weights[:, None])  # in the gradient's precision
         return gradient * rows.view(-1, *[1] * (gradient.ndim - 1))
 
 
@@ -243,6 +269,10 @@ class _Capture:
             self._finish(module)
         self.consume = None  # later passes over the same graph are not for the rules
 
+    def count_views(self, examples: int) -> dict[nn.Module, set[float]]:
+        """How many rows per example each module that was used has put out."""
+        return {module: {rows / examples for use in uses for rows in use.rows} for module, uses in self.uses.items()}
+
     def collect(self, module: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
         """All outputs of a module that reached the score, and their gradients."""
         uses = self.uses.get(module, [])
@@ -258,7 +288,8 @@ class _Capture:
             begun = output = output.detach().requires_grad_().clone()
         outputs = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.requires_grad]
         source = inputs[0].detach() if module in self.ruled and inputs else None
-        use = _Use(source, 0 if source is None else source._version, list(outputs), [None] * len(outputs))
+        rows = {len(leaf) if leaf.ndim else 0 for leaf in outputs}
+        use = _Use(source, 0 if source is None else source._version, list(outputs), [None] * len(outputs), rows)
         self.uses.setdefault(module, []).append(use)
         for place, leaf in enumerate(outputs):
             leaf.register_hook(partial(self._arrive, module, use, place))
@@ -292,7 +323,10 @@ class _Capture:
 
 def _contribute(module: nn.Module, uses: list[_Use], examples: int, layout: Layout) -> dict[str, Contribution]:
     _check_rows(f"a {type(module).__name__}", [use.gradients[0] for use in uses], examples)
-    parts = [tuple(group_rows(x, examples, layout) for x in (use.inputs, use.gradients[0])) for use in uses]
+    # under autocast, inputs and gradients may be narrower than the weights
+    dtype = torch.promote_types(next(module.parameters(recurse=False)).dtype, torch.float32)
+    sides = [(use.inputs.to(dtype) if use.inputs.is_floating_point() else use.inputs, use.gradients[0]) for use in uses]
+    parts = [(group_rows(x, examples, layout), group_rows(g.to(dtype), examples, layout)) for x, g in sides]
     return rule_for(module)(module, parts)
 
 
@@ -318,6 +352,28 @@ def _collect(scores: Scores) -> list[Tensor]:
     if not vectors or any(v.ndim != 1 or len(v) != len(vectors[0]) or not len(v) for v in vectors):
         raise ValueError(f"scores must be one number per example, found shapes {[list(v.shape) for v in vectors]}")
     return vectors
+
+
+def _count_edges(outputs: list[Tensor], parameters: Mapping[str, nn.Parameter]) -> dict[str, int]:
+    """How many operations of the graph below `outputs` read each parameter."""
+    edges: Counter = Counter()
+    waiting = list({output.grad_fn for output in outputs})
+    seen = set(waiting)
+    while waiting:
+        for node, _ in getattr(waiting.pop(), "next_functions", ()):
+            leaf = getattr(node, "variable", None)  # the node of a parameter holds it
+            if leaf is not None:
+                edges[id(leaf)] += 1
+            elif node is not None and node not in seen:
+                seen.add(node)
+                waiting.append(node)
+    return {name: edges[id(parameter)] for name, parameter in parameters.items()}
+
+
+def make_sum(parameter: Tensor) -> Tensor:
+    """Zeros to add up in, at least in single precision: many small squares would be lost in less."""
+    dtype = torch.promote_types(parameter.dtype, torch.float32)
+    return torch.zeros(parameter.shape, dtype=dtype, device=parameter.device)
 
 
 def _find_owners(model: nn.Module, parameters: dict[str, nn.Parameter]) -> dict[str, list[nn.Module]]:

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import Accelerator
-from accelerate.utils import gather_object, set_seed
+from accelerate.utils import DistributedDataParallelKwargs, broadcast, gather_object, set_seed
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler
 from tqdm.auto import tqdm
 
-from mcit.config import TrainingConfig
+from mcit.config import ConfigError, TrainingConfig
 from mcit.method import Method, Stage, Step
 from mcit.task import Batch, Recipe, Task
 
@@ -57,8 +57,14 @@ class Trainer:
         set_seed(self._derive(0, 0) % 2**32)
 
     def loader(self, learner: nn.Module, task: Task, split: str) -> DataLoader:
-        """A split in order, whole; `measure_importance` shares it out among processes by itself."""
-        return self._make_loader(learner, task, split, batch_size=self._size(task, split))
+        """A split, whole; `measure_importance` shares it out among processes by itself.
+
+        The training split is shuffled: files are often sorted by class, and a gradient that is averaged over a batch,
+        or a budget of a few batches, must see what a training batch looks like.
+        """
+        examples = task.examples(split)
+        order = self._order(examples, 0, 1) if split == "train" else None
+        return self._make_loader(learner, task, split, self._size(task, split), order, examples)
 
     def fit(self, stage: Stage, method: Method, log: Any) -> int:
         """Train on what the method chooses for this stage; gives the number of steps."""
@@ -68,9 +74,11 @@ class Trainer:
         sources = [_Source(task, task.examples("train"), number) for number, task in enumerate(tasks)]
         total = sum(source.steps for source in sources)
         learner = stage.learner
+        _check_together([task.recipe for task in tasks])
         optimizer = build_optimizer(tasks[-1].recipe, learner)
-        if any(source.task.recipe.optimizer != tasks[-1].recipe.optimizer for source in sources):
-            raise ValueError("tasks learned together need recipes with the same optimizer")
+        # a step uses one head; where several train (replay, joint), processes must be told that some got no gradient
+        unused = sum(any(p.requires_grad for p in head.parameters()) for head in learner.heads.values()) > 1
+        self.accelerator.ddp_handler = DistributedDataParallelKwargs(find_unused_parameters=unused)
         model, optimizer = self.accelerator.prepare(learner, optimizer)
         learner.train()
         bar = tqdm(
@@ -97,6 +105,8 @@ class Trainer:
         # the next stage, importance and scoring work on the learner itself
         self.accelerator.unwrap_model(model, keep_fp32_wrapper=False)
         self.accelerator.free_memory()
+        self._share_buffers(learner)
+        _check_weights(learner, stage.task)
         return number
 
     @torch.no_grad()
@@ -104,6 +114,7 @@ class Trainer:
         """The score of a task on all of its examples, each counted once."""
         learner, accelerator, split = stage.learner, self.accelerator, self.config.split
         learner.to(accelerator.device).eval()
+        self._share_buffers(learner)
         examples = task.examples(split)
         share = range(accelerator.process_index, len(examples), accelerator.num_processes)
         loader = self._make_loader(learner, task, split, self.config.eval_batch_size, share, examples)
@@ -147,6 +158,7 @@ class Trainer:
                 self.accelerator.backward(loss)
             losses.append(loss.detach())
         step.figures["loss"] = float(sum(losses))
+        self._check_finite(task, step, step.figures["loss"], "loss")
         if step.logged:
             step.figures["score"] = _score_batch(task, logits.detach().float(), batch)
         self._finish_step(stage, method, optimizer, task, step)
@@ -157,10 +169,10 @@ class Trainer:
             loss = task.loss(model(batch, task.head), batch)
         self.accelerator.backward(loss)
         step.figures["replayed"] = float(loss.detach())
+        self._check_finite(task, step, step.figures["replayed"], "loss")
         self._finish_step(stage, method, optimizer, task, step)
 
     def _finish_step(self, stage: Stage, method: Method, optimizer: Any, task: Task, step: Step) -> None:
-        self._check_finite(task, step, step.figures["loss"], "loss")
         self.accelerator.unscale_gradients(optimizer)
         method.before_clip(stage, step)
         if self.config.clip_norm is not None:
@@ -194,17 +206,21 @@ class Trainer:
                 yield source, epoch, _take(streams[source])
 
     def _stream(self, source: _Source, epoch: int, processor: Any) -> Iterator[tuple[_Micro, Batch]]:
-        generator = torch.Generator().manual_seed(self._derive(epoch, 2 + source.number))
-        order = torch.randperm(len(source.examples), generator=generator).tolist()
+        purpose = 2 + source.number
+        order = list(self._order(source.examples, epoch, purpose))
         micros = list(self._divide(order, source.task.recipe.batch_size))
         loader = DataLoader(
             source.examples,
             batch_sampler=[micro.indices for micro in micros],
             collate_fn=functools.partial(source.task.collate, processor=processor),
             num_workers=self.config.workers,
-            generator=generator,
+            generator=torch.Generator().manual_seed(self._derive(epoch, purpose)),
         )
         return zip(micros, loader, strict=True)
+
+    def _order(self, examples: Dataset, epoch: int, purpose: int) -> Sampler:
+        """All examples, shuffled anew for every stage, epoch and purpose, and the same way in every process."""
+        return RandomSampler(examples, generator=torch.Generator().manual_seed(self._derive(epoch, purpose)))
 
     def _divide(self, order: Sequence[int], batch_size: int) -> Iterator[_Micro]:
         """This process's parts of each global batch; their weighted losses add up to the mean over the global batch."""
@@ -228,6 +244,12 @@ class Trainer:
             num_workers=self.config.workers,
             generator=torch.Generator().manual_seed(self.seed),
         )
+
+    def _share_buffers(self, learner: nn.Module) -> None:
+        """The main process's BatchNorm statistics for all: each updates its own, and they would score differently."""
+        if self.accelerator.num_processes > 1:
+            for buffer in learner.buffers():
+                broadcast(buffer)
 
     def _size(self, task: Task, split: str) -> int:
         return task.recipe.batch_size if split == "train" else self.config.eval_batch_size
@@ -269,6 +291,24 @@ def build_optimizer(recipe: Recipe, learner: nn.Module) -> torch.optim.Optimizer
         {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
     ]
     return torch.optim.AdamW([g for g in groups if g["params"]], recipe.learning_rate, recipe.betas, recipe.eps)
+
+
+def _check_together(recipes: Sequence[Recipe]) -> None:
+    """One optimizer serves all tasks of a stage: what belongs to it must be the same in all recipes."""
+    for name in ("optimizer", "weight_decay", "betas", "eps", "momentum"):
+        found = sorted({str(getattr(recipe, name)) for recipe in recipes})
+        if len(found) > 1:
+            raise ConfigError([f"tasks learned together need recipes with the same {name}, found {', '.join(found)}"])
+
+
+def _check_weights(learner: nn.Module, task: Task) -> None:
+    """No later loss would show what the last step did."""
+    broken = [n for n, p in learner.named_parameters() if p.requires_grad and not bool(p.isfinite().all())]
+    if broken:
+        raise DivergedError(
+            f"weights are no numbers after the last step on {task.name} ({len(broken)} tensors, first {broken[0]}): "
+            "lower the learning rate or the method's strength"
+        )
 
 
 def _take(stream: Iterator[tuple[_Micro, Batch]]) -> Iterator[tuple[_Micro, Batch]]:
