@@ -51,11 +51,14 @@ def _find(kind: str, package: str, name: str, known: list[str], contract: type) 
 
 
 def _class_of(module: ModuleType, contract: type) -> type:
-    found = [
-        value
-        for value in vars(module).values()
-        if inspect.isclass(value) and issubclass(value, contract) and value.__module__ == module.__name__
-    ]
+    # a dictionary, since a class that has a second name in its file is still one
+    found = list(
+        dict.fromkeys(
+            value
+            for value in vars(module).values()
+            if inspect.isclass(value) and issubclass(value, contract) and value.__module__ == module.__name__
+        )
+    )
     if len(found) != 1:
         names = ", ".join(cls.__name__ for cls in found) or "none"
         raise TypeError(f"{module.__file__} must define exactly one {contract.__name__} class, found {names}")
