@@ -79,18 +79,14 @@ class ConsolidationManager:
         decay: float = 1.0,
         path: PathIntegral | None = None,
     ):
-        if merge not in MERGES:
-            raise ValueError(f"unknown merge rule {merge!r} (rules: {', '.join(MERGES)})")
-        if not (math.isfinite(strength) and strength >= 0):
-            raise ValueError(f"strength must be a number from 0, found {strength}")
-        if not 0 <= decay <= 1:
-            raise ValueError(f"decay must lie between 0 and 1, found {decay}")
+        _check_settings(strength, merge, decay)
         self.strength, self.merge, self.decay, self.path = strength, merge, decay, path
         self.importance: dict[str, Tensor] = {}
         self.anchor: dict[str, Tensor] = {}
         self.capped: dict[str, float] = {}
         self.history: list[str] = []  # one line per consolidation
         self.parameters: dict[str, nn.Parameter] = {}
+        self.present: dict[str, nn.Parameter] = {}  # all of the model's, also those that are frozen
         self.track(named_parameters)
 
     def track(self, named_parameters: NamedParameters, forget: Iterable[str] = ()) -> None:
@@ -111,6 +107,7 @@ class ConsolidationManager:
         for name in self.importance.keys() - set(held):
             del self.importance[name], self.anchor[name]
             self.capped.pop(name, None)
+        self.present = found
         self.parameters = {name: p for name, p in found.items() if p.requires_grad or name in self.importance}
 
     @torch.no_grad()
@@ -171,7 +168,7 @@ class ConsolidationManager:
             return
         for weight, _, held, anchor in self._held():
             pull = held * (learning_rate * self.strength)
-            weight.lerp_(anchor, pull.div_(pull + 1))
+            weight.lerp_(anchor, 1 - 1 / (1 + pull))  # of this form because the pull may overflow to infinity
 
     @torch.no_grad()
     def diagnose(self, learning_rate: float | None = None, momentum: float = 0.0) -> Diagnosis:
@@ -224,13 +221,17 @@ class ConsolidationManager:
         """Take a state in whole; one that does not fit the tracked parameters is refused and changes nothing."""
         importance, anchor, about = state["importance"], state["anchor"], state["about"]
         check_same_parameters("the state's anchor", anchor, importance)
-        missing = [name for name in importance if name not in self.parameters]
+        missing = [name for name in importance if name not in self.present]
         if missing:
-            raise ValueError(f"the state protects {missing[0]!r} (of {len(missing)}), which the model does not train")
+            raise ValueError(f"the state protects {missing[0]!r} (of {len(missing)}), which the model does not have")
         for name, held in importance.items():
-            _check_grown(name, held, self.parameters[name])
-        if about["merge"] not in MERGES:
-            raise ValueError(f"the state has an unknown merge rule {about['merge']!r}")
+            _check_grown(name, held, self.present[name])
+            _check_value(name, held)
+            if not bool(anchor[name].isfinite().all()):
+                raise ValueError(f"the state's anchor of {name!r} has non-finite values; nothing was changed")
+        _check_settings(about["strength"], about["merge"], about["decay"])
+        # a head that is frozen by now may still be protected
+        self.parameters = {n: p for n, p in self.present.items() if p.requires_grad or n in importance}
         self.importance = {name: held.to(self.parameters[name]).clone() for name, held in importance.items()}
         self.anchor = {name: held.to(self.parameters[name]).clone() for name, held in anchor.items()}
         self.strength, self.merge, self.decay = about["strength"], about["merge"], about["decay"]
@@ -285,15 +286,16 @@ class ConsolidationManager:
             )
         check_same_parameters("the importance", values, {name: self.parameters[name] for name in values})
         for name, value in values.items():
-            if not bool(value.isfinite().all()) or bool((value < 0).any()):
-                raise ValueError(f"the importance of {name!r} has negative or non-finite values; nothing was changed")
+            _check_value(name, value)
 
     def _note(self, importance: Importance | Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
         known = isinstance(importance, Importance)
         self.history.append(importance.describe() if known else "importance given as tensors")
         cap = importance.estimator.cap if known and importance.estimator else None
-        if cap is not None:
-            self.capped.update({name: float((value >= cap).double().mean()) for name, value in values.items()})
+        for name, value in values.items():  # of the latest importance: what is merged has no cap of its own
+            self.capped.pop(name, None)
+            if cap is not None and value.numel():
+                self.capped[name] = float((value >= cap).double().mean())
 
 
 class PathIntegral:
@@ -358,6 +360,20 @@ def _add_pull(gradient: Tensor, weight: Tensor, anchor: Tensor, held: Tensor, st
     for piece, now, then, importance in pieces:
         away = torch.sub(now, then, out=scratch[: len(now)])
         piece.addcmul_(importance, away, value=strength)
+
+
+def _check_settings(strength: float, merge: str, decay: float) -> None:
+    if merge not in MERGES:
+        raise ValueError(f"unknown merge rule {merge!r} (rules: {', '.join(MERGES)})")
+    if not (math.isfinite(strength) and strength >= 0):
+        raise ValueError(f"strength must be a number from 0, found {strength}")
+    if not 0 <= decay <= 1:
+        raise ValueError(f"decay must lie between 0 and 1, found {decay}")
+
+
+def _check_value(name: str, value: Tensor) -> None:
+    if not bool(value.isfinite().all()) or bool((value < 0).any()):
+        raise ValueError(f"the importance of {name!r} has negative or non-finite values; nothing was changed")
 
 
 def _check_grown(name: str, held: Tensor, parameter: Tensor) -> None:

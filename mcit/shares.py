@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
+from accelerate.data_loader import SeedableRandomSampler
 from torch import Tensor
 from torch.utils.data import (
     DataLoader,
@@ -75,5 +76,7 @@ def share_loader(loader: Iterable, samples: int | float | None = None, seed: int
 
 def _reads_everything(sampler: Sampler | None, dataset: Dataset) -> bool:
     if isinstance(sampler, RandomSampler):
-        return not sampler.replacement and sampler.num_samples == len(dataset)
-    return isinstance(sampler, (SequentialSampler, DistributedSampler))
+        # accelerate's own, and its parent; a subclass by anybody else may choose
+        known = type(sampler) in (RandomSampler, SeedableRandomSampler)
+        return known and not sampler.replacement and sampler.num_samples == len(dataset)
+    return type(sampler) in (SequentialSampler, DistributedSampler)
