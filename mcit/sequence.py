@@ -70,11 +70,14 @@ def resolve(config: RunConfig, embedded_root: Path | None = None) -> Plan:
     """Find the tasks and the method; all that is wrong with names and options comes in one error."""
     problems: list[str] = []
     tasks: list[Task] = []
+    task_options = _by_class(config.tasks, find_task, problems)
+    method_options = _by_class(config.methods, find_method, problems)
     for item in config.order:
         name, _, split = item.partition(":")
         try:
-            options = {"root": config.data_root or embedded_root, **config.tasks.get(name, {})}
-            tasks += find_task(name).sequence(split or None, options, config.seed)
+            task = find_task(name)
+            options = {"root": config.data_root or embedded_root, **task_options.get(task, {})}
+            tasks += task.sequence(split or None, options, config.seed)
         except UnknownName as error:
             problems.append(str(error))
         except ConfigError as error:
@@ -83,8 +86,8 @@ def resolve(config: RunConfig, embedded_root: Path | None = None) -> Plan:
         problems.append("no tasks are given: use --order vqa,nlvr2,snli-ve,vcr or --order shapes:5x4")
     method = None
     try:
-        options = {**config.methods.get(config.method.name, {}), **config.method.options}
-        method = parse(find_method(config.method.name), options, where="method")
+        chosen = find_method(config.method.name)
+        method = parse(chosen, {**method_options.get(chosen, {}), **config.method.options}, where="method")
     except UnknownName as error:
         problems.append(str(error))
     except ConfigError as error:
@@ -93,19 +96,20 @@ def resolve(config: RunConfig, embedded_root: Path | None = None) -> Plan:
     if problems:
         raise ConfigError(problems)
     track = "efcil" if hasattr(tasks[0], "known") else "mcit"
-    return Plan(_choose_model(config, track), tasks, method, track, config.data_root is None and track == "mcit")
+    embedded = track == "mcit" and embedded_root is not None and all(task.root == embedded_root for task in tasks)
+    return Plan(_choose_model(config, track), tasks, method, track, embedded)
 
 
 def check_data(plan: Plan) -> None:
     """Touch the data of every task before any long work; all that is missing comes in one error."""
-    problems = []
+    problems: dict[str, str] = {}
     for task in plan.tasks:
         try:
             task.check()
         except DataError as error:
-            problems.append(f"{task.name}: {error}")
+            problems.setdefault(str(error), task.name)  # parts of one data set may all say the same
     if problems:
-        raise DataError("\n".join(problems))
+        raise DataError("\n".join(f"{name}: {problem}" for problem, name in problems.items()))
 
 
 def run(plan: Plan, output: Path, progress: bool = True, say: Any = print) -> Result:
@@ -121,7 +125,7 @@ def run(plan: Plan, output: Path, progress: bool = True, say: Any = print) -> Re
     if main:
         output.mkdir(parents=True, exist_ok=True)
         (output / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
-        write_json(output / "passport.json", make_passport(config=to_dict(config), estimator=plan.method.describe()))
+        write_json(output / "passport.json", make_passport(**_describe_run(plan)))
     for index, task in enumerate(plan.tasks):
         stage = Stage(learner, plan.tasks, index, config.seed, _loaders(trainer, learner), progress and main)
         before, scores = _learn(stage, plan.method, trainer, result, log, say if main else _mute)
@@ -227,8 +231,32 @@ def _pooled(plan: Plan, scores: Sequence[Score]) -> float | None:
     return sum(s.score * s.examples for s in scores) / sum(s.examples for s in scores)
 
 
+def _describe_run(plan: Plan) -> dict[str, Any]:
+    return {
+        "config": to_dict(plan.config),
+        "track": plan.track,
+        "embedded": plan.embedded,
+        "estimator": plan.method.describe(),
+        "recipes": {task.name: to_dict(task.recipe) for task in plan.tasks},
+        "data": {task.name: task.fingerprint() for task in plan.tasks},
+    }
+
+
 def _empty_matrix(tasks: Sequence[Task]) -> ScoreMatrix:
     return ScoreMatrix(tuple(task.name for task in tasks), tuple(task.chance for task in tasks))
+
+
+def _by_class(
+    section: Mapping[str, Mapping[str, Any]], find: Any, problems: list[str]
+) -> dict[type, Mapping[str, Any]]:
+    """Options by the class they are for, however its name is spelled; one that nothing has is a problem."""
+    found: dict[type, Mapping[str, Any]] = {}
+    for name, options in section.items():
+        try:
+            found[find(name)] = options
+        except UnknownName as error:
+            problems.append(str(error))
+    return found
 
 
 def _check_order(tasks: Sequence[Task]) -> list[str]:

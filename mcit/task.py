@@ -11,6 +11,8 @@ from typing import Any, Literal
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from mcit.config import ConfigError, parse
+
 Batch = Mapping[str, Any]
 Split = Literal["train", "eval", "test"]
 
@@ -53,6 +55,21 @@ class Recipe:
     milestones: tuple[int, ...] = ()  # epochs at which `steps` multiplies the learning rate by `factor`
     factor: float = 0.1
 
+    def __post_init__(self) -> None:
+        problems = [
+            f"recipe.{name} must be {wanted}, found {getattr(self, name)}"
+            for name, wanted, fits in (
+                ("epochs", "at least 1", self.epochs >= 1),
+                ("batch_size", "at least 1", self.batch_size >= 1),
+                ("learning_rate", "above 0 and finite", 0 < self.learning_rate < float("inf")),
+                ("weight_decay", "0 or more", self.weight_decay >= 0),
+                ("warmup", "a share from 0 to below 1", 0 <= self.warmup < 1),
+            )
+            if not fits
+        ]
+        if problems:
+            raise ConfigError(problems)
+
 
 class Task(ABC):
     """A task of a sequence. A file in `tasks/` defines exactly one, a dataclass whose fields are its options.
@@ -70,8 +87,6 @@ class Task(ABC):
     @classmethod
     def sequence(cls, split: str | None, options: Mapping[str, Any], seed: int) -> list[Task]:
         """The tasks that `name` or `name:split` in an order stands for; one, unless the task is a data set to split."""
-        from mcit.config import ConfigError, parse
-
         if split is not None:
             raise ConfigError([f"task {cls.name!r} takes no split, found '{cls.name}:{split}'"])
         return [parse(cls, options, where=f"tasks.{cls.name}")]
@@ -79,6 +94,10 @@ class Task(ABC):
     @abstractmethod
     def check(self) -> None:
         """Touch the data: every file that training and scoring will need is there and readable, or a DataError."""
+
+    def fingerprint(self) -> str | None:
+        """A digest of the data that are read, for the passport; None where there is none."""
+        return None
 
     @abstractmethod
     def examples(self, split: Split) -> Dataset:

@@ -1,7 +1,7 @@
 """Run methods over seeds, and strengths where asked, and print one table: mean and spread over the seeds.
 
     python scripts/compare_methods.py --methods finetune,ewc,ewc_dr --seeds 1,2,3 --jobs 2
-    python scripts/compare_methods.py --methods ewc,ewc_dr --strengths 1,10,100 --seeds 11,12 --jobs 2 --output runs/strengths
+    python scripts/compare_methods.py --methods ewc,ewc_dr --strengths 1,10,100 --seeds 11,12 --output runs/strengths
 
 Runs that are already complete are not repeated, so that an interrupted comparison goes on where it was.
 """
@@ -57,13 +57,9 @@ def plan_jobs(arguments: argparse.Namespace) -> dict[Path, list[str]]:
         label = method if strength is None else f"{method}@{strength}"
         folder = arguments.output / f"{label}-seed{seed}"
         options = ["--order", arguments.order, "--method", method, "--seed", seed, "--output", str(folder)]
+        options += ["--quiet", "--overwrite"]
         changes = [*arguments.set, *([] if strength is None else [f"method.strength={strength}"])]
-        jobs[folder] = [
-            *options,
-            "--quiet",
-            "--overwrite",
-            *itertools.chain(*(("--set", change) for change in changes)),
-        ]
+        jobs[folder] = options + [word for change in changes for word in ("--set", change)]
     return jobs
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import Dataset
 
-from mcit.data.arrow import load_table, read_about
+from mcit.data.arrow import fingerprint, load_table, read_about
 from mcit.data.images import ImageFolder
 from mcit.data.records import DataProblems, Record, problems_of, read_records
 from mcit.data.scores import Accuracy
@@ -78,6 +78,9 @@ class AnnotatedTask(Task):
         about = {"dropped": 0}
         rows = partial(self._rows, official, about)
         return load_table(f"{self.name}-{official}", files, options, features, rows, about)
+
+    def fingerprint(self) -> str:
+        return fingerprint([path for split in ("train", "eval") for path in self.files(self._official(split))], {})
 
     def dropped(self, split: Split) -> int:
         """How many records of a split do not count, such as those whose annotators did not agree."""

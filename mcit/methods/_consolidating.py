@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 
+from mcit.config import ConfigError
 from mcit.consolidation import ConsolidationManager, Merge
 from mcit.estimator import Estimator
 from mcit.importance import Importance, measure_importance
@@ -31,6 +33,15 @@ class Consolidating(Method):
     state: Mapping[str, Any] | None = field(default=None, init=False, repr=False)
     warning: str | None = field(default=None, init=False, repr=False)
 
+    def __post_init__(self) -> None:
+        problems = []
+        if not (math.isfinite(self.strength) and self.strength >= 0):
+            problems.append(f"method.strength must be a number from 0, found {self.strength:g}")
+        if not 0 <= self.decay <= 1:
+            problems.append(f"method.decay must lie between 0 and 1, found {self.decay:g}")
+        if problems:
+            raise ConfigError(problems)
+
     def begin_task(self, stage: Stage) -> None:
         if self.manager is None:
             self.manager = ConsolidationManager(
@@ -47,7 +58,7 @@ class Consolidating(Method):
     def before_clip(self, stage: Stage, step: Step) -> None:
         if self.penalty == "gradient":
             ratio = self.manager.add_gradient_(measure=step.logged)
-            if step.logged:
+            if step.logged and math.isfinite(ratio):  # infinite where the task has no gradient, as one class alone
                 step.figures["pull"] = ratio
         if step.logged:
             step.figures["penalty"] = float(self.manager.penalty())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 
 import peft
@@ -21,13 +22,20 @@ class Adapters(Method):
     alpha: float = 16.0
     targets: tuple[str, ...] = ("query", "value")
 
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise ConfigError([f"method.rank must be a number from 1, found {self.rank}"])
+
     def begin_task(self, stage: Stage) -> None:
         vilt = getattr(stage.learner.encoder, "vilt", None)
         if vilt is None:
             raise ConfigError(["method 'adapters' needs a ViLT; low-rank adapters sit beside its linear layers"])
         vilt.requires_grad_(False)
         config = peft.LoraConfig(r=self.rank, lora_alpha=self.alpha, target_modules=list(self.targets))
-        peft.inject_adapter_in_model(config, vilt, adapter_name=_label(stage.task))
+        with warnings.catch_warnings():
+            # several adapters side by side, which peft warns of, is what is wanted here
+            warnings.filterwarnings("ignore", message="Already found a `peft_config`")
+            peft.inject_adapter_in_model(config, vilt, adapter_name=_label(stage.task))
         _switch(stage, stage.task)
 
     def before_scoring(self, stage: Stage, task: Task) -> None:

@@ -15,6 +15,10 @@ class FreezeBottom(Method):
     name = "freeze_bottom"
     layers: float = 0.75
 
+    def __post_init__(self) -> None:
+        if not self.layers > 0:
+            raise ConfigError([f"method.layers must be above 0, found {self.layers:g}"])
+
     def begin_task(self, stage: Stage) -> None:
         vilt = getattr(stage.learner.encoder, "vilt", None)
         if vilt is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mcit.method import Method, Stage
 from mcit.task import Task
@@ -25,8 +25,10 @@ class Joint(Method):
         if stage.index:
             return []
         last = stage.tasks[-1]
-        # parts of one data set are one task, with one softmax over all classes
-        return [last.all_seen()] if hasattr(last, "all_seen") else list(stage.tasks)
+        if not hasattr(last, "all_seen"):
+            return list(stage.tasks)
+        # parts of one data set are one task, with one softmax over all classes, learned as the first part is
+        return [replace(last.all_seen(), recipe=stage.task.recipe)]
 
     def describe(self) -> str:
         return "all tasks learned together (upper bound)"

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from mcit.config import ConfigError
 from mcit.method import Method, Stage, Step
 from mcit.task import Batch, Task
 
@@ -21,6 +22,15 @@ class Replay(Method):
     fraction: float = 0.01
     frequency: int = 100
     buffers: dict[int, list[int]] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        problems = []
+        if not 0 < self.fraction <= 1:
+            problems.append(f"method.fraction must lie above 0 and up to 1, found {self.fraction:g}")
+        if self.frequency < 1:
+            problems.append(f"method.frequency counts steps from 1, found {self.frequency}")
+        if problems:
+            raise ConfigError(problems)
 
     def begin_task(self, stage: Stage) -> None:
         for task in stage.earlier:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from mcit.config import ConfigError
 from mcit.consolidation import Merge, PathIntegral
 from mcit.importance import Importance
 from mcit.method import Stage, Step
@@ -18,6 +19,11 @@ class Si(Consolidating):
     merge: Merge = "online"  # importance adds up, the anchor is the latest
     damping: float = 0.1
     path: PathIntegral | None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.damping > 0:
+            raise ConfigError([f"method.damping must be above 0, found {self.damping:g}"])
 
     def begin_task(self, stage: Stage) -> None:
         super().begin_task(stage)

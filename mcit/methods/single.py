@@ -22,7 +22,7 @@ class Single(Method):
     encoders: dict[int, dict[str, Tensor]] = field(default_factory=dict, init=False, repr=False)
 
     def begin_task(self, stage: Stage) -> None:
-        if any(task.head.name == stage.task.head.name for task in stage.earlier):
+        if len({task.head.name for task in stage.tasks}) < len(stage.tasks):
             raise ConfigError(["method 'single' needs a head per task; class-incremental tasks share one: use 'joint'"])
         encoder = stage.learner.encoder
         if not self.pretrained:

@@ -36,9 +36,17 @@ def print_table(scores: Mapping[str, Any], console: Console | None = None) -> No
         table.add_column(name, justify="right" if number else "left", no_wrap=True)
     for row in rows:
         table.add_row(*row, style="dim" if row[0] == "chance" else None)
-    console.print(table)
+    print_whole(table, console)
     for line in summarise(scores):
         console.print(line, soft_wrap=True)
+
+
+def print_whole(table: Table, console: Console) -> None:
+    """Print a table as wide as it needs to be: rich would cut the figures to fit a narrow terminal, or a file."""
+    width = console.width
+    console.width = max(width, console.measure(table, options=console.options.update(max_width=10_000)).maximum)
+    console.print(table)
+    console.width = width
 
 
 def write_markdown(scores: Mapping[str, Any], command: str) -> str:

@@ -1,0 +1,137 @@
+"""Imports go one way: a file knows those of its own layer and of the layers below it."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+# From the ground up; what stands on one line may know each other, without circles.
+LAYERS = [
+    "config registry metrics",
+    "task method",
+    "data embedded",
+    "shares estimator contributions capture audit per_example importance consolidation",
+    "methods models",
+    "training checkpoint passport callback",
+    "sequence reports",
+    "dry_run bench",
+    "cli __main__",
+]
+LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names.split()}
+# They find what a name stands for, or load it on first use: an import inside a function is their purpose.
+MAY_IMPORT_LATE = ("mcit.registry", "mcit", "mcit.cli")
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    parts = parts[:-1] if parts[-1] == "__init__" else parts
+    return ".".join(parts if parts[0] == "mcit" else ("mcit", *parts))
+
+
+SOURCES = {
+    module_name(path): ast.parse(path.read_text(encoding="utf-8"))
+    for folder in ("mcit", "tasks")
+    for path in sorted((ROOT / folder).rglob("*.py"))
+}
+
+
+def imports(module: str, late: bool = True) -> Iterator[str]:
+    """Modules of mcit that a module imports; those inside functions too, if `late`."""
+    statements = ast.walk(SOURCES[module]) if late else SOURCES[module].body
+    for node in statements:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.split(".")[0] == "mcit")
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{module} has a relative import; whole names can be searched for"
+            if node.module and node.module.split(".")[0] == "mcit":
+                for alias in node.names:
+                    inner = f"{node.module}.{alias.name}"
+                    yield inner if inner in SOURCES else node.module
+
+
+def layer_of(module: str) -> str:
+    return module.split(".")[1] if "." in module else ""
+
+
+LAYERED = [name for name in SOURCES if "." in name and layer_of(name) != "tasks"]
+
+
+def test_every_file_has_its_layer():
+    homeless = {layer_of(name) for name in LAYERED} - set(LEVEL)
+    assert not homeless, f"say in LAYERS where {', '.join(sorted(homeless))} belongs"
+
+
+@pytest.mark.parametrize("module", LAYERED)
+def test_a_file_knows_only_its_own_layer_and_those_below(module):
+    found = {layer_of(name) for name in imports(module, late=module not in MAY_IMPORT_LATE)} - {"", "configs"}
+    above = {name for name in found if LEVEL[name] > LEVEL[layer_of(module)]}
+    assert not above, f"{module} imports {', '.join(sorted(above))}, which stands above it"
+
+
+def test_there_are_no_circles():
+    order = TopologicalSorter({name: set(imports(name, name not in MAY_IMPORT_LATE)) - {name} for name in SOURCES})
+    assert list(order.static_order())
+
+
+def test_methods_and_models_do_not_know_each_other():
+    for module in SOURCES:
+        other = {"methods": "models", "models": "methods"}.get(layer_of(module))
+        assert other not in map(layer_of, imports(module)), module
+
+
+@pytest.mark.parametrize("module", [name for name in SOURCES if layer_of(name) == "tasks"])
+def test_a_task_knows_the_contract_the_readers_and_the_configuration_only(module):
+    assert {layer_of(name) for name in imports(module)} <= {"task", "data", "config"}
+
+
+def test_only_the_registry_knows_tasks_by_name():
+    for module, tree in SOURCES.items():
+        if layer_of(module) in ("tasks", "registry"):
+            continue
+        assert "tasks" not in map(layer_of, imports(module)), module
+        texts = [n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+        assert not [text for text in texts if text.startswith("mcit.tasks")], module
+
+
+def test_only_one_file_of_data_knows_pickle():
+    users = {
+        module
+        for module, tree in SOURCES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+        and "pickle" in [alias.name for alias in node.names] + [getattr(node, "module", None)]
+    }
+    assert users <= {"mcit.data.cifar"}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import mcit, mcit.cli; mcit.__version__",
+        "from mcit.cli import main; main([])",
+        "from mcit.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass",
+        "from mcit.cli import main\ntry: main(['run', '--help'])\nexcept SystemExit: pass",
+    ],
+)
+def test_help_does_not_wait_for_torch(code):
+    check = "import sys; heavy = {'torch', 'transformers', 'datasets', 'numpy'} & set(sys.modules)\n"
+    check += "assert not heavy, heavy"
+    done = subprocess.run([sys.executable, "-c", f"{code}\n{check}"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_everything_that_mcit_exports_is_there():
+    import mcit
+
+    for name in mcit.__all__:
+        assert getattr(mcit, name).__name__ == name
+    with pytest.raises(AttributeError, match="no attribute 'Consolidator'"):
+        _ = mcit.Consolidator
