@@ -96,7 +96,8 @@ def resolve(config: RunConfig, embedded_root: Path | None = None) -> Plan:
     if problems:
         raise ConfigError(problems)
     track = "efcil" if hasattr(tasks[0], "known") else "mcit"
-    embedded = track == "mcit" and embedded_root is not None and all(task.root == embedded_root for task in tasks)
+    own = all(task.root in (None, embedded_root) for task in tasks)  # a task may have been given a root of its own
+    embedded = track == "mcit" and config.data_root is None and own
     return Plan(_choose_model(config, track), tasks, method, track, embedded)
 
 
