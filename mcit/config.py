@@ -77,7 +77,7 @@ class ModelConfig:
 class TrainingConfig:
     """How steps are taken; what is learned in how many of them belongs to the task's recipe."""
 
-    mixed_precision: Literal["no", "bf16", "fp16"] = "no"
+    mixed_precision: Literal["no", "bf16", "fp16"] | None = None  # None: what `accelerate launch` says
     accumulate: int = 1  # parts in which a batch goes through the network
     clip_norm: float | None = None
     workers: int = 0

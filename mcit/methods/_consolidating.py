@@ -101,6 +101,12 @@ class Consolidating(Method):
         return self.manager.bytes_held() if self.manager else 0
 
 
+def refuse_estimator(method: Consolidating) -> None:
+    """For methods that measure without one: an option that would be ignored is a mistake."""
+    if method.estimator != Estimator():
+        raise ConfigError([f"method {method.name!r} has no estimator: leave method.estimator out"])
+
+
 def is_shared(name: str, stage: Stage) -> bool:
     """Whether other tasks use the parameter: the encoder's, and those of a head that a later task widens."""
     if not name.startswith("heads."):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mcit.config import ConfigError
 from mcit.method import Method, Stage
 
 
@@ -14,6 +15,8 @@ class FreezeEncoder(Method):
     name = "freeze_encoder"
 
     def begin_task(self, stage: Stage) -> None:
+        if stage.learner.processor is None:
+            raise ConfigError(["method 'freeze_encoder' needs a pretrained encoder; this one starts at random"])
         stage.learner.encoder.requires_grad_(False)
 
     def describe(self) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from mcit.consolidation import Merge
 from mcit.importance import Importance
 from mcit.method import Stage
-from mcit.methods._consolidating import Consolidating, constant_importance
+from mcit.methods._consolidating import Consolidating, constant_importance, refuse_estimator
 
 
 @dataclass
@@ -16,6 +16,10 @@ class L2Anchor(Consolidating):
 
     name = "l2_anchor"
     merge: Merge = "latest"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        refuse_estimator(self)
 
     def measure(self, stage: Stage) -> Importance:
         return constant_importance(stage, "importance 1 for every weight (control)")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.utils.data import Dataset
 
 from mcit.config import ConfigError
 from mcit.method import Method, Stage, Step
@@ -22,6 +22,7 @@ class Replay(Method):
     fraction: float = 0.01
     frequency: int = 100
     buffers: dict[int, list[int]] = field(default_factory=dict, init=False, repr=False)
+    examples: dict[int, Dataset] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         problems = []
@@ -44,7 +45,13 @@ class Replay(Method):
         chosen = int(torch.randint(stage.index, (), generator=generator))
         task, buffer = stage.tasks[chosen], self.buffers[chosen]
         picked = torch.randperm(len(buffer), generator=generator)[: task.recipe.batch_size].tolist()
-        return task, _read(stage, task, [buffer[i] for i in picked])
+        examples = self._open(chosen, task)
+        return task, _read(stage, task, examples, [buffer[i] for i in picked])
+
+    def _open(self, index: int, task: Task) -> Dataset:
+        if index not in self.examples:
+            self.examples[index] = task.examples("train")
+        return self.examples[index]
 
     def end_task(self, stage: Stage) -> None:
         count = len(stage.task.examples("train"))
@@ -62,7 +69,6 @@ class Replay(Method):
         return f"replay: {self.fraction:.2%} of each earlier task, one batch every {self.frequency} steps"
 
 
-def _read(stage: Stage, task: Task, indices: Sequence[int]) -> Batch:
-    examples = task.examples("train")
+def _read(stage: Stage, task: Task, examples: Dataset, indices: Sequence[int]) -> Batch:
     fetch = getattr(examples, "__getitems__", lambda chosen: [examples[i] for i in chosen])
-    return functools.partial(task.collate, processor=stage.learner.processor)(fetch(indices))
+    return task.collate(fetch(indices), stage.learner.processor)

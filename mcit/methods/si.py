@@ -8,7 +8,7 @@ from mcit.config import ConfigError
 from mcit.consolidation import Merge, PathIntegral
 from mcit.importance import Importance
 from mcit.method import Stage, Step
-from mcit.methods._consolidating import Consolidating, is_shared
+from mcit.methods._consolidating import Consolidating, is_shared, refuse_estimator
 
 
 @dataclass
@@ -22,6 +22,7 @@ class Si(Consolidating):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        refuse_estimator(self)
         if not self.damping > 0:
             raise ConfigError([f"method.damping must be above 0, found {self.damping:g}"])
 
