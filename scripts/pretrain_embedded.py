@@ -2,7 +2,7 @@
 
     OMP_NUM_THREADS=1 python scripts/pretrain_embedded.py --out mcit/embedded/vilt
 
-One core, about half an hour. The scenes come from seeds of their own, never those of the benchmark, and the captions
+One core, about a quarter of an hour. The scenes come from seeds of their own, never those of the benchmark, and the captions
 state where the tasks ask, compare or infer. A third of the images come with three captions in a row, about half of
 whose telling words are hidden. The others come with one caption: either one word of it is hidden, which is to be read
 off at its place and, by a throw-away head, off the pooled vector; or it is whole and true or false of the image, which
@@ -221,7 +221,7 @@ def write_card(folder: Path, options: argparse.Namespace, model: Pretraining, sc
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder of the model")
-    parser.add_argument("--steps", type=int, default=4000)
+    parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--width", type=int, default=128)
