@@ -122,7 +122,9 @@ class Vqa(AnnotatedTask):
 
     def columns(self, logits: Tensor, batch: Batch) -> Mapping[str, Tensor]:
         predictions = logits.argmax(dim=-1)  # [batch]
-        return {"predictions": predictions, "references": batch["answer_ids"], "scores": batch["answer_scores"]}
+        # scores are tenths; single precision would leave its noise in the result
+        scores = batch["answer_scores"].cpu().double().mul(10).round().div(10)
+        return {"predictions": predictions, "references": batch["answer_ids"], "scores": scores}
 
     def metric(self) -> SoftAccuracy:
         return SoftAccuracy()
