@@ -17,7 +17,7 @@ from mcit.embedded.snli_ve import write_snli_ve
 from mcit.embedded.vcr import write_vcr
 from mcit.embedded.vqav2 import write_vqav2
 
-VERSION = 1  # of the generator: whatever changes a written byte raises it
+VERSION = 2  # of the generator: whatever changes a written byte raises it
 WRITERS = {"vqav2": write_vqav2, "nlvr2": write_nlvr2, "snli-ve": write_snli_ve, "vcr": write_vcr}
 SPLITS = {  # official names of the training split and of those that are scored
     "vqav2": ("train", "val"),
