@@ -3,10 +3,10 @@
     OMP_NUM_THREADS=1 python scripts/pretrain_embedded.py --out mcit/embedded/vilt
 
 A quarter of an hour on one core. The scenes come from seeds of their own, never those of the benchmark, and the
-captions state where the tasks ask, compare or infer. A third of the images come with three captions in a row, about half of
-whose telling words are hidden. The others come with one caption: either one word of it is hidden, which is to be read
-off at its place and, by a throw-away head, off the pooled vector; or it is whole and true or false of the image, which
-the pooled vector is to tell. The first scenes have one or two objects, the later ones more.
+captions state where the tasks ask, compare or infer. A third of the images come with three captions in a row, about
+half of whose telling words are hidden. The others come with one caption: either one word of it is hidden, which is to
+be read off at its place and, by a throw-away head, off the pooled vector; or it is whole and true or false of the
+image, which the pooled vector is to tell. The first scenes have one or two objects, the later ones more.
 """
 
 from __future__ import annotations
