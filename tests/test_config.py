@@ -189,7 +189,7 @@ def test_a_partial_recipe_keeps_the_rest_of_the_tasks_own():
     own = cls().recipe
     (task,) = cls.sequence(None, {"recipe": {"epochs": 1, "betas": "0.5,0.6"}}, seed=1)
     assert task.recipe == dataclasses.replace(own, epochs=1, betas=(0.5, 0.6))
-    assert task.recipe.learning_rate != Recipe(1, 1, 0.0).learning_rate
+    assert task.recipe.learning_rate != Recipe(1, 1, 1.0).learning_rate
 
 
 @pytest.mark.parametrize(
