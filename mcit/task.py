@@ -59,7 +59,7 @@ class Recipe:
         problems = [
             f"recipe.{name} must be {wanted}, found {getattr(self, name)}"
             for name, wanted, fits in (
-                ("epochs", "at least 1", self.epochs >= 1),
+                ("epochs", "0 or more", self.epochs >= 0),
                 ("batch_size", "at least 1", self.batch_size >= 1),
                 ("learning_rate", "above 0 and finite", 0 < self.learning_rate < float("inf")),
                 ("weight_decay", "0 or more", self.weight_decay >= 0),
