@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import os
 import re
 import types
 from collections.abc import Iterable, Mapping
@@ -66,11 +67,12 @@ class ModelConfig:
     name: str = "auto"  # the embedded ViLT, ViLT-B/32 for real data, or resnet18 for class-incremental tasks
     lora: LoraConfig = LoraConfig()
     gradient_checkpointing: bool = False
-    width: int = 64
-    channels_last: bool = False
+    width: int | None = None  # base channels of resnet18; None: what suits the data set, 64 for photographs
+    channels_last: bool = True  # the layout in memory of resnet18's images and weights; faster on CPUs
 
     def __post_init__(self) -> None:
-        _check_ranges(self, width=(1, None))
+        if self.width is not None:
+            _check_ranges(self, width=(1, None))
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,21 @@ class TrainingConfig:
 
 
 @dataclass(frozen=True)
+class CheckpointConfig:
+    """How often a run is saved within a task; it is saved after each task's steps and scores in any case."""
+
+    every_steps: int | None = None
+    every_minutes: float | None = 10.0
+    keep: int = 2  # the newest ones, of which the last is damaged at worst
+
+    def __post_init__(self) -> None:
+        _check_ranges(self, keep=(1, None))
+        for name in ("every_steps", "every_minutes"):
+            if getattr(self, name) is not None and not getattr(self, name) > 0:
+                raise ConfigError([f"'{name}' must be above 0, found {getattr(self, name)}; leave it out for never"])
+
+
+@dataclass(frozen=True)
 class RunConfig:
     """Everything that decides a run.
 
@@ -103,11 +120,15 @@ class RunConfig:
     method: Selection = Selection("finetune")
     model: ModelConfig = ModelConfig()
     training: TrainingConfig = TrainingConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
     tasks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     methods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    flavour: Literal["release", "exact"] | None = None  # a file in configs/flavours/, under what is given here
     data_root: str | None = None
+    on_bad_record: Literal["fail", "skip"] = "fail"  # skip: wrong records are left out, counted and reported
     seed: int = 1
     single: str | None = None  # a run of method `single`, for knowledge transfer
+    tracker: str | None = None  # one that accelerate knows: tensorboard, wandb, ...
     output: str | None = None
 
     def __post_init__(self) -> None:
@@ -140,6 +161,15 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise ConfigError([f"{path} holds a {_kind(data)} where a mapping of names to values is needed"])
     return data
+
+
+def own_folders(kind: str) -> list[str]:
+    """The user's own folders of `tasks` or `methods`, in those that the environment's MCIT_PATH lists."""
+    listed = [Path(folder).expanduser() for folder in os.environ.get("MCIT_PATH", "").split(os.pathsep) if folder]
+    empty = [str(path) for path in listed if not any((path / name).is_dir() for name in ("tasks", "methods"))]
+    if empty:
+        raise ConfigError([f"MCIT_PATH lists {path!r}, which has no folder tasks or methods" for path in empty])
+    return [str((folder / kind).resolve()) for folder in listed if (folder / kind).is_dir()]
 
 
 def layer(defaults: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,57 +5,26 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.nn.utils import get_total_norm
 
-from mcit.importance import Importance, check_same_parameters, read_tensors
+from mcit.consolidation_checks import MERGES, Merge, check_grown, check_numbers, check_settings
+from mcit.diagnosis import Diagnosis, diagnose
+from mcit.importance import Importance
+from mcit.named_tensors import check_same_parameters, read_tensors, write_tensors
+from mcit.path_integral import PathIntegral
+from mcit.sharded import combine, cut, local, wrap
+
+__all__ = ["MERGES", "ConsolidationManager", "Diagnosis", "Merge", "PathIntegral"]
 
 FORMAT = "mcit consolidation 1"
-Merge = Literal["sum", "online", "share", "latest"]
-MERGES: tuple[Merge, ...] = ("sum", "online", "share", "latest")
 # Elements handled at once on a CPU: the scratch stays in the cache, so that memory is read and written only once.
 CHUNK = 1 << 18
-# A weight counts as free when its stiffness is below this share of the mean.
-NEAR_ZERO = 1e-3
 
 NamedParameters = Iterable[tuple[str, nn.Parameter]]
-
-
-@dataclass(frozen=True)
-class Diagnosis:
-    """Scale and stability of a penalty. Stiffness is strength times importance, the unit in which methods compare."""
-
-    weights: int
-    mean_stiffness: float
-    max_stiffness: float
-    share_capped: float
-    share_near_zero: float
-    capped_by_tensor: Mapping[str, float]
-    limit: float | None = None  # stiffness beyond which explicit steps diverge, if the step is known
-    share_unstable: float = 0.0
-
-    def warning(self) -> str | None:
-        """What to do where gradient steps would diverge; None where they would not."""
-        if self.limit is None or self.max_stiffness <= self.limit:
-            return None
-        return (
-            f"stiffness reaches {self.max_stiffness:.3g} and steps are stable only below {self.limit:.3g} "
-            f"({self.share_unstable:.2%} of the weights are beyond): lower the strength, cap the importance, "
-            "or use the proximal penalty"
-        )
-
-    def describe(self) -> str:
-        """One line for logs and reports."""
-        return (
-            f"mean stiffness {self.mean_stiffness:.3g}, max {self.max_stiffness:.3g}, "
-            f"capped {self.share_capped:.2%}, near zero {self.share_near_zero:.2%} of {self.weights:,} weights"
-        )
 
 
 class ConsolidationManager:
@@ -68,6 +37,10 @@ class ConsolidationManager:
     merge: `sum` keeps the exact sum of all tasks' penalties; `online` decays the old importance by `decay` and anchors
     at the latest weights; `share` blends old and new by `old_share`, fresh rows unblended; `latest` forgets the old.
     Only trainable parameters are kept. Rows that a tensor gained since it was consolidated are free.
+
+    Of parameters that FSDP2 (`fully_shard`) has sharded, each process holds importance and anchor of its own part. What
+    gives a number or a file is then about the whole model and must be called by all processes; such parameters cannot
+    gain rows.
     """
 
     def __init__(
@@ -79,7 +52,7 @@ class ConsolidationManager:
         decay: float = 1.0,
         path: PathIntegral | None = None,
     ):
-        _check_settings(strength, merge, decay)
+        check_settings(strength, merge, decay)
         self.strength, self.merge, self.decay, self.path = strength, merge, decay, path
         self.importance: dict[str, Tensor] = {}
         self.anchor: dict[str, Tensor] = {}
@@ -103,7 +76,7 @@ class ConsolidationManager:
                 "name them in track(..., forget=[...]) if that is intended"
             )
         for name in held:
-            _check_grown(name, self.importance[name], found[name])
+            check_grown(name, self.importance[name], found[name])
         for name in self.importance.keys() - set(held):
             del self.importance[name], self.anchor[name]
             self.capped.pop(name, None)
@@ -124,9 +97,10 @@ class ConsolidationManager:
             )
         if old_share is not None and not 0 <= old_share <= 1:
             raise ValueError(f"old_share must lie between 0 and 1, found {old_share}")
-        merged = {name: self._merge(name, value.to(self.parameters[name]), old_share) for name, value in values.items()}
+        merged = {name: self._merge(name, value, old_share) for name, value in values.items()}
         for name, (held, anchor) in merged.items():
-            self.importance[name], self.anchor[name] = held, anchor
+            parameter = self.parameters[name].detach()
+            self.importance[name], self.anchor[name] = wrap(held, parameter), wrap(anchor, parameter)
         self._note(importance, values)
 
     @torch.no_grad()
@@ -140,25 +114,19 @@ class ConsolidationManager:
             self.path.see_gradient()
         if not self.strength or not self.importance:
             return 0.0 if measure else None
-        before = [p.grad for p in self.parameters.values() if p.grad is not None] if measure else []
-        task = float(get_total_norm(before)) if before else 0.0
-        pulled = 0.0
+        ratio = self._compare_gradients() if measure else None
         for weight, parameter, held, anchor in self._held():
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-            gradient = parameter.grad[: len(held)] if held.ndim else parameter.grad
-            if measure:
-                pulled += float(((weight - anchor) * held).square().sum(dtype=torch.float64))
-            _add_pull(gradient, weight, anchor, held, self.strength)
-        return (self.strength * math.sqrt(pulled) / task if task else math.inf) if measure else None
+            gradient = local(parameter.grad)
+            _add_pull(gradient[: len(held)] if held.ndim else gradient, weight, anchor, held, self.strength)
+        return ratio
 
     @torch.no_grad()
     def penalty(self) -> Tensor:
         """The penalty's value, strength/2 * sum importance * (weight - anchor)^2, for logging."""
-        total = torch.zeros((), dtype=torch.float64)
-        for weight, _, held, anchor in self._held():
-            total += ((weight - anchor).square_().mul_(held)).sum(dtype=torch.float64).cpu()
-        return total * (self.strength / 2)
+        pulls = ((p, (w - a).square_().mul_(held).sum(dtype=torch.float64)) for w, p, held, a in self._held())
+        return combine(pulls) * (self.strength / 2)
 
     @torch.no_grad()
     def proximal_(self, learning_rate: float) -> None:
@@ -170,30 +138,9 @@ class ConsolidationManager:
             pull = held * (learning_rate * self.strength)
             weight.lerp_(anchor, 1 - 1 / (1 + pull))  # of this form because the pull may overflow to infinity
 
-    @torch.no_grad()
     def diagnose(self, learning_rate: float | None = None, momentum: float = 0.0) -> Diagnosis:
         """How stiff the penalty is, and whether SGD with this step would be stable."""
-        weights = sum(held.numel() for held in self.importance.values())
-        if not weights:
-            return Diagnosis(0, 0.0, 0.0, 0.0, 0.0, {})
-        total = sum(float(held.sum(dtype=torch.float64)) for held in self.importance.values())
-        mean, top = total / weights, max(float(held.max()) for held in self.importance.values() if held.numel())
-        low = sum(int((held <= NEAR_ZERO * mean).sum()) for held in self.importance.values())
-        capped = sum(self.capped.get(name, 0.0) * held.numel() for name, held in self.importance.items())
-        limit, beyond = None, 0
-        if learning_rate:
-            limit = 2 * (1 + momentum) / learning_rate
-            beyond = sum(int((held * self.strength > limit).sum()) for held in self.importance.values())
-        return Diagnosis(
-            weights,
-            self.strength * mean,
-            self.strength * top,
-            capped / weights,
-            low / weights,
-            dict(self.capped),
-            limit,
-            beyond / weights,
-        )
+        return diagnose(self.importance, self.strength, self.capped, learning_rate, momentum)
 
     def describe(self) -> str:
         """One line: how weights are held, and the estimator of the latest consolidation."""
@@ -202,8 +149,11 @@ class ConsolidationManager:
         return f"strength {self.strength:g}, merge {rule}; {latest}"
 
     def bytes_held(self) -> int:
-        """Memory of importance and anchor: two numbers per protected weight, whatever the number of tasks."""
-        return sum(t.numel() * t.element_size() for t in (*self.importance.values(), *self.anchor.values()))
+        """Memory of this process: importance and anchor, two numbers per protected weight, however many tasks; and
+        the path integral's, where there is one."""
+        held = [local(tensor) for tensor in (*self.importance.values(), *self.anchor.values())]
+        path = self.path.bytes_held() if self.path is not None else 0
+        return sum(tensor.numel() * tensor.element_size() for tensor in held) + path
 
     def state_dict(self) -> dict[str, Any]:
         """Everything but the parameters themselves."""
@@ -225,23 +175,22 @@ class ConsolidationManager:
         if missing:
             raise ValueError(f"the state protects {missing[0]!r} (of {len(missing)}), which the model does not have")
         for name, held in importance.items():
-            _check_grown(name, held, self.present[name])
-            _check_value(name, held)
-            if not bool(anchor[name].isfinite().all()):
-                raise ValueError(f"the state's anchor of {name!r} has non-finite values; nothing was changed")
-        _check_settings(about["strength"], about["merge"], about["decay"])
+            check_grown(name, held, self.present[name])
+        check_numbers("importance", importance, least=0)
+        check_numbers("anchor", anchor)
+        check_settings(about["strength"], about["merge"], about["decay"])
         # a head that is frozen by now may still be protected
         self.parameters = {n: p for n, p in self.present.items() if p.requires_grad or n in importance}
-        self.importance = {name: held.to(self.parameters[name]).clone() for name, held in importance.items()}
-        self.anchor = {name: held.to(self.parameters[name]).clone() for name, held in anchor.items()}
+        self.importance = {name: _adopt(held, self.parameters[name]) for name, held in importance.items()}
+        self.anchor = {name: _adopt(held, self.parameters[name]) for name, held in anchor.items()}
         self.strength, self.merge, self.decay = about["strength"], about["merge"], about["decay"]
         self.capped, self.history = dict(about["capped"]), list(about["history"])
 
     def save(self, path: str | Path) -> None:
-        """Write the state as one safetensors file."""
+        """Write the state as one safetensors file of whole tensors, which fits however the model is sharded."""
         state = self.state_dict()
-        tensors = {f"{part}/{n}": t.contiguous() for part in ("importance", "anchor") for n, t in state[part].items()}
-        save_file(tensors, path, {"format": FORMAT, "about": json.dumps(state["about"])})
+        tensors = {f"{part}/{name}": t for part in ("importance", "anchor") for name, t in state[part].items()}
+        write_tensors(tensors, path, {"format": FORMAT, "about": json.dumps(state["about"])})
 
     def load(self, path: str | Path) -> None:
         """Read what `save` wrote."""
@@ -253,19 +202,32 @@ class ConsolidationManager:
         self.load_state_dict({**parts, "about": json.loads(about["about"])})
 
     def _held(self) -> Iterator[tuple[Tensor, nn.Parameter, Tensor, Tensor]]:
-        """The rows that are held of each trainable parameter, the parameter, its importance and its anchor."""
+        """The rows that are held of each trainable parameter, the parameter, its importance and its anchor.
+
+        Rows, importance and anchor are this process's part of them.
+        """
         for name, held in self.importance.items():
             parameter = self.parameters[name]
             if parameter.requires_grad:
-                rows = parameter.detach()[: len(held)] if held.ndim else parameter.detach()
-                yield rows, parameter, held, self.anchor[name]
+                held, weight = local(held), local(parameter.detach())
+                yield weight[: len(held)] if held.ndim else weight, parameter, held, local(self.anchor[name])
 
-    def _merge(self, name: str, fresh: Tensor, old_share: float | None) -> tuple[Tensor, Tensor]:
-        weight = self.parameters[name].detach().clone(memory_format=torch.contiguous_format)
-        held = fresh.detach().clone(memory_format=torch.contiguous_format)
+    def _compare_gradients(self) -> float:
+        """The length of the penalty's gradient over that of the task's."""
+        tasks = ((p, _square_length(local(p.grad))) for p in self.parameters.values() if p.grad is not None)
+        task = float(combine(tasks))
+        pull = float(combine((p, _square_length((w - a) * held)) for w, p, held, a in self._held()))
+        return self.strength * math.sqrt(pull / task) if task else math.inf
+
+    def _merge(self, name: str, value: Tensor, old_share: float | None) -> tuple[Tensor, Tensor]:
+        parameter = self.parameters[name].detach()
+        fresh = cut(value.detach(), parameter).to(local(parameter))
+        weight = local(parameter).clone(memory_format=torch.contiguous_format)
+        held = fresh.clone(memory_format=torch.contiguous_format)
         if name not in self.importance or self.merge == "latest":
             return held, weight
-        old, rows = self.importance[name], (slice(len(self.importance[name])) if self.importance[name].ndim else ...)
+        old = local(self.importance[name])
+        rows = slice(len(old)) if old.ndim else ...
         if self.merge == "online":
             held[rows] += self.decay * old
         elif self.merge == "share":
@@ -274,7 +236,7 @@ class ConsolidationManager:
             held[rows] += old
             # the anchor of a sum of quadratics: old + (fresh / sum)(weight - old); where nothing is held, the weight
             pull = torch.where(held[rows] > 0, fresh[rows] / held[rows], 1.0)
-            weight[rows] = torch.lerp(self.anchor[name], weight[rows], pull)
+            weight[rows] = torch.lerp(local(self.anchor[name]), weight[rows], pull)
         return held, weight
 
     def _check_values(self, values: Mapping[str, Tensor]) -> None:
@@ -285,8 +247,7 @@ class ConsolidationManager:
                 "changed, call track(model.named_parameters())"
             )
         check_same_parameters("the importance", values, {name: self.parameters[name] for name in values})
-        for name, value in values.items():
-            _check_value(name, value)
+        check_numbers("importance", values, least=0)
 
     def _note(self, importance: Importance | Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
         known = isinstance(importance, Importance)
@@ -295,58 +256,7 @@ class ConsolidationManager:
         for name, value in values.items():  # of the latest importance: what is merged has no cap of its own
             self.capped.pop(name, None)
             if cap is not None and value.numel():
-                self.capped[name] = float((value >= cap).double().mean())
-
-
-class PathIntegral:
-    """Synaptic intelligence: how much each weight's own motion lowered the task's loss, by its unmixed gradient.
-
-    Give it to a manager, whose `add_gradient_` shows it the gradient before the penalty is mixed in, and attach it to
-    the optimizer. `importance()` is max(0, -sum gradient * step) / (motion over the task squared + damping).
-    """
-
-    def __init__(self, named_parameters: NamedParameters, damping: float = 0.1, clip: bool = True):
-        if not damping > 0:
-            raise ValueError(f"damping must be above 0, found {damping}")
-        self.damping, self.clip = damping, clip
-        self.begin(named_parameters)
-
-    @torch.no_grad()
-    def begin(self, named_parameters: NamedParameters) -> None:
-        """Start a new path from the present weights: once per task."""
-        self.parameters = {name: p for name, p in named_parameters if p.requires_grad}
-        self.start = {name: p.detach().clone() for name, p in self.parameters.items()}
-        self.path = {name: torch.zeros_like(p) for name, p in self.parameters.items()}
-        self.pending: dict[str, tuple[Tensor, Tensor]] = {}
-
-    def attach(self, optimizer: Any) -> Any:
-        """Follow the optimizer's steps; gives a handle whose `remove()` ends that."""
-        optimizer = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
-        return optimizer.register_step_post_hook(lambda *_: self.see_step())
-
-    @torch.no_grad()
-    def see_gradient(self) -> None:
-        """Remember the task's gradient and the weights it belongs to."""
-        self.pending = {
-            name: (p.grad.clone(), p.detach().clone()) for name, p in self.parameters.items() if p.grad is not None
-        }
-
-    @torch.no_grad()
-    def see_step(self) -> None:
-        """Add what the step just taken contributed."""
-        for name, (gradient, before) in self.pending.items():
-            self.path[name].addcmul_(gradient, before.sub_(self.parameters[name]))
-        self.pending = {}
-
-    @torch.no_grad()
-    def importance(self) -> Importance:
-        """The importance of the path so far."""
-        values = {}
-        for name, path in self.path.items():
-            motion = (self.parameters[name] - self.start[name]).square_()
-            values[name] = (path.clamp_min(0) if self.clip else path.abs()) / motion.add_(self.damping)
-        sign = "negative parts clipped" if self.clip else "absolute values"
-        return Importance(values, note=f"path integral of the task gradient (SI): damping {self.damping:g}; {sign}")
+                self.capped[name] = float(combine([(value, (local(value) >= cap).sum())])) / value.numel()
 
 
 def _add_pull(gradient: Tensor, weight: Tensor, anchor: Tensor, held: Tensor, strength: float) -> None:
@@ -362,24 +272,11 @@ def _add_pull(gradient: Tensor, weight: Tensor, anchor: Tensor, held: Tensor, st
         piece.addcmul_(importance, away, value=strength)
 
 
-def _check_settings(strength: float, merge: str, decay: float) -> None:
-    if merge not in MERGES:
-        raise ValueError(f"unknown merge rule {merge!r} (rules: {', '.join(MERGES)})")
-    if not (math.isfinite(strength) and strength >= 0):
-        raise ValueError(f"strength must be a number from 0, found {strength}")
-    if not 0 <= decay <= 1:
-        raise ValueError(f"decay must lie between 0 and 1, found {decay}")
+def _square_length(tensor: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(tensor, dtype=torch.float64).square()
 
 
-def _check_value(name: str, value: Tensor) -> None:
-    if not bool(value.isfinite().all()) or bool((value < 0).any()):
-        raise ValueError(f"the importance of {name!r} has negative or non-finite values; nothing was changed")
-
-
-def _check_grown(name: str, held: Tensor, parameter: Tensor) -> None:
-    same = held.shape[1:] == parameter.shape[1:] and held.ndim == parameter.ndim
-    if not same or (held.ndim and len(held) > len(parameter)):
-        raise ValueError(
-            f"{name!r} was consolidated as {list(held.shape)} and is now {list(parameter.shape)}: "
-            "a tensor may only gain rows"
-        )
+def _adopt(value: Tensor, parameter: nn.Parameter) -> Tensor:
+    """A copy of a state's tensor where the parameter is, cut as it is."""
+    parameter = parameter.detach()
+    return wrap(cut(value, parameter).to(local(parameter)).clone(), parameter)

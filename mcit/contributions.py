@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mcit.global_batch import BatchNorm2d
+
 Layout = Literal["consecutive", "blocks"]
 Factors = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 # Per-example gradients held at once, in elements: enough to keep the matrix product busy, small enough for the cache.
@@ -247,4 +249,5 @@ _RULES: dict[type, tuple[Callable[[nn.Module], bool], Callable[..., dict[str, Co
     nn.GroupNorm: (lambda m: True, contribute_group_norm),
     nn.BatchNorm1d: (lambda m: not m.training and m.running_mean is not None, contribute_batch_norm),
     nn.BatchNorm2d: (lambda m: not m.training and m.running_mean is not None, contribute_batch_norm),
+    BatchNorm2d: (lambda m: not m.training and m.running_mean is not None, contribute_batch_norm),
 }

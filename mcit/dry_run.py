@@ -35,6 +35,8 @@ def show(plan: Plan) -> None:
         total += seconds
         table.add_row(*row, f"{seconds / 60:.1f}")
     console = Console(highlight=False)
+    for line in [line for task in plan.tasks for line in task.notices(learner.processor)]:
+        console.print(line, soft_wrap=True, markup=False)
     print_whole(table, console)
     weights = sum(p.numel() for p in learner.parameters())
     trained = sum(p.numel() for p in learner.parameters() if p.requires_grad)

@@ -3,31 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import itertools
 import json
 import math
-import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from accelerate.utils import send_to_device
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 
+from mcit.as_it_was import as_it_was
 from mcit.config import parse
 from mcit.estimator import Estimator, score_examples
-from mcit.per_example import PerExampleGradients, make_sum
-from mcit.shares import budget, process_rank, share_loader, sum_over_processes
+from mcit.global_batch import BatchNorm2d, holding, process_rank
+from mcit.mean_gradients import MeanGradients
+from mcit.named_tensors import check_same_parameters, fingerprint, read_tensors, write_tensors
+from mcit.per_example import PerExampleGradients
+from mcit.sharded import combine, cut, is_sharded, local, whole, wrap
+from mcit.shares import Share, budget, join_batches, share_batches, share_loader, sum_over_processes
+
+__all__ = ["Estimator", "Importance", "fingerprint", "measure_importance", "read_logits"]
 
 Forward = Callable[[nn.Module, Any], tuple[Tensor, Tensor]]  # (model, batch) -> logits [batch, outputs], target
 FORMAT = "mcit importance 1"
@@ -59,7 +60,7 @@ class Importance:
             "fingerprint": fingerprint(self.values),
             **extra,
         }
-        save_file({name: value.detach().cpu().contiguous() for name, value in self.values.items()}, path, about)
+        write_tensors(self.values, path, about)
 
     @classmethod
     def load(cls, path: str | Path, parameters: Iterable[tuple[str, Tensor]] | None = None) -> Importance:
@@ -89,10 +90,12 @@ def measure_importance(
 
     The model comes back exactly as it was.
 
-    `options` are the estimator's fields: `measure_importance(model, loader, score="reversed")`. With unit `example` a
-    DataLoader's data are read in order, each example once, and shared out among processes without padding; other
-    iterables, and all of them with unit `batch`, are read as they come. `forward(model, batch)` gives logits and
-    target; without it, a batch is an `(inputs, target)` pair, or a dictionary with `labels` for a transformers model.
+    `options` are the estimator's fields: `measure_importance(model, loader, score="reversed")`. Several processes share
+    out every batch of a DataLoader and find what one finds: with unit `example` its data are read in order, each
+    example once; with unit `batch` its own batches are those that gradients are averaged over, whole. Other iterables
+    are read as they come, and with unit `batch` the k-th batches of all processes are one. `forward(model, batch)`
+    gives logits and target; without it, a batch is an `(inputs, target)` pair, or a dictionary with `labels` for a
+    transformers model. A model that FSDP2 has sharded gives sharded importance; all processes must then call.
     """
     estimator = dataclasses.replace(estimator or Estimator(), **options)
     model = _unwrap(model)
@@ -100,15 +103,18 @@ def measure_importance(
     if not parameters:
         raise ValueError("the model has no trainable parameter; importance is measured where requires_grad is True")
     forward = forward or read_logits
-    measure = _measure_examples if estimator.unit == "example" else _measure_batches
-    with _as_it_was(model, parameters, estimator):
+    sharded = any(is_sharded(parameter) for parameter in model.parameters())
+    measure = _measure_batches if estimator.unit == "batch" else _measure_sharded if sharded else _measure_examples
+    with as_it_was(model, parameters, keep_buffers=estimator.update_buffers):
         _set_mode(model, estimator)
-        batches = _read(loader, estimator, next(iter(parameters.values())).device, progress)
-        sums, count, examples, paths = measure(model, parameters, batches, estimator, forward)
-    sums, count, examples = _reduce(sums, count, examples)
+        device = local(next(iter(parameters.values()))).device
+        shares = _read(loader, estimator, device, progress, together=sharded or estimator.unit == "batch")
+        sums, count, examples, paths = measure(model, parameters, shares, estimator, forward)
     if not examples:
         raise ValueError("importance was asked for, but the loader gave no example; check the data and `samples`")
-    values = {name: _finish(estimator, number, total.div_(count)) for number, (name, total) in enumerate(sums.items())}
+    values = {}
+    for number, (name, total) in enumerate(sums.items()):
+        values[name] = _finish(estimator, number, wrap(total.div_(count), parameters[name].detach()))
     _check_finite(values)
     return Importance(values, estimator, examples, paths=paths)
 
@@ -127,65 +133,44 @@ def read_logits(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
     )
 
 
-def fingerprint(tensors: Mapping[str, Tensor]) -> str:
-    """A digest of parameter names and shapes."""
-    lines = sorted(f"{name} {list(tensor.shape)}" for name, tensor in tensors.items())
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
-
-
-def check_same_parameters(what: str, found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    """Raise an error that lists the first differences in names and shapes."""
-    differences = [f"{name} is missing" for name in expected if name not in found]
-    differences += [f"{name} is not in the model" for name in found if name not in expected]
-    for name in found.keys() & expected.keys():
-        if found[name].shape != expected[name].shape:
-            differences.append(f"{name} is {list(found[name].shape)}, the model has {list(expected[name].shape)}")
-    if differences:
-        more = f"; and {len(differences) - 5} more" if len(differences) > 5 else ""
-        raise ValueError(f"{what} does not fit this model: {'; '.join(sorted(differences)[:5])}{more}")
-
-
-def read_tensors(path: str | Path, kind: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and metadata of a safetensors file of the given kind."""
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"no file {str(path)!r}")
-    try:
-        with safe_open(path, framework="pt") as file:
-            about = file.metadata() or {}
-            if about.get("format") != kind:
-                raise ValueError(f"{path} is no file of the form '{kind}', it says {about.get('format')!r}")
-            return {name: file.get_tensor(name) for name in file.keys()}, about  # noqa: SIM118 - not a dictionary
-    except SafetensorError as error:
-        raise ValueError(f"{path} is damaged or no safetensors file ({error}); make it again") from error
-
-
-def _measure_examples(model, parameters, batches: Iterable, estimator: Estimator, forward: Forward):
+def _measure_examples(model, parameters, shares: Iterable[Share], estimator: Estimator, forward: Forward):
     gradients = PerExampleGradients(model, parameters, estimator.absolute)
     examples = 0
-    for number, batch in enumerate(batches):
-        examples += gradients.add(partial(_score_batch, model, batch, estimator, forward, number, examples))
-    return gradients.sums, examples, examples, gradients.describe_paths()
+    for number, share in enumerate(shares):
+        if share.rows is None or share.rows.counted:
+            with holding(share.rows):
+                examples += gradients.add(partial(_score_batch, model, share, estimator, forward, number, examples))
+    counts = torch.tensor([examples], dtype=torch.float64, device=next(iter(gradients.sums.values())).device)
+    sum_over_processes([*gradients.sums.values(), counts])
+    return gradients.sums, int(counts), int(counts), gradients.describe_paths()
 
 
-def _measure_batches(model, parameters, batches: Iterable, estimator: Estimator, forward: Forward):
-    sums = {name: make_sum(parameter) for name, parameter in parameters.items()}
-    count = examples = 0
-    for number, batch in enumerate(batches):
-        (score,) = _score_batch(model, batch, estimator, forward, number, examples)
-        found = torch.autograd.grad(score.mean(), list(parameters.values()), allow_unused=True)
-        for total, gradient in zip(sums.values(), found, strict=True):
-            if gradient is not None:
-                gradient = gradient.to(total.dtype)
-                total += gradient.abs() if estimator.absolute else gradient.square()
-        count, examples = count + 1, examples + len(score)
-    return sums, count, examples, dict.fromkeys(sums, "batch")
+def _measure_batches(model, parameters, shares: Iterable[Share], estimator: Estimator, forward: Forward):
+    gradients = MeanGradients(parameters, estimator.absolute)
+    before = 0
+    for number, share in enumerate(shares):
+        with holding(share.rows):
+            (score,) = _score_batch(model, share, estimator, forward, number, before)
+            gradients.add_mean(score, share.rows is None or share.rows.counted)
+        before += len(score)
+    return gradients.sums, gradients.batches, gradients.examples, dict.fromkeys(parameters, "batch")
 
 
-def _score_batch(model, batch, estimator: Estimator, forward: Forward, number: int, before: int) -> list[Tensor]:
-    logits, target = forward(model, batch)
-    rank, world = process_rank()
-    count = len(logits) if logits.ndim else 0
-    position = rank + world * (before + torch.arange(count))  # the place in the order of all processes together
+def _measure_sharded(model, parameters, shares: Iterable[Share], estimator: Estimator, forward: Forward):
+    """One backward pass per example, of all processes together: a sharded weight has its gradient only in the sum."""
+    gradients = MeanGradients(parameters, estimator.absolute)
+    before = 0
+    for number, share in enumerate(shares):
+        with holding(share.rows):
+            vectors = _score_batch(model, share, estimator, forward, number, before)
+            gradients.add_each(vectors, share.rows is None or share.rows.counted)
+        before += len(vectors[0])
+    return gradients.sums, gradients.examples, gradients.examples, dict.fromkeys(parameters, "network")
+
+
+def _score_batch(model, share: Share, estimator: Estimator, forward: Forward, number: int, before: int) -> list[Tensor]:
+    logits, target = forward(model, share.batch)
+    position = share.number_examples(len(logits) if logits.ndim else 0, before)
     vectors = list(score_examples(estimator, logits, target, position))
     if not all(vector.isfinite().all() for vector in vectors):
         raise FloatingPointError(
@@ -195,17 +180,21 @@ def _score_batch(model, batch, estimator: Estimator, forward: Forward, number: i
     return vectors
 
 
-def _read(loader: Iterable, estimator: Estimator, device: torch.device, progress: bool) -> Iterator[Any]:
-    shared = share_loader(loader, estimator.samples, estimator.seed) if estimator.unit == "example" else None
-    if shared is not None:
-        batches = shared
-    elif estimator.samples is None:
-        batches = loader
+def _read(loader: Iterable, estimator: Estimator, device: torch.device, progress: bool, together: bool):
+    """This process's part of every batch; `together` if all processes must come to each of them."""
+    alone = process_rank()[1] == 1
+    if estimator.unit == "example":
+        shares = share_loader(loader, estimator.samples, estimator.seed)
     else:
-        batches = _take(loader, estimator.samples)
-    total = len(batches) if isinstance(batches, Sized) and not _is_stream(batches) else None
-    for batch in tqdm(batches, "importance", total, unit="batch", leave=False, disable=None if progress else True):
-        yield send_to_device(batch, device)
+        shares = None if alone else share_batches(loader, estimator.samples)
+    if shares is None:
+        batches = loader if estimator.samples is None else _take(loader, estimator.samples)
+        shares = join_batches(batches, device) if together and not alone else map(Share, batches)
+        total = len(batches) if isinstance(batches, Sized) and not _is_stream(batches) else None
+    else:
+        total = len(shares)
+    for share in tqdm(shares, "importance", total, unit="batch", leave=False, disable=None if progress else True):
+        yield dataclasses.replace(share, batch=send_to_device(share.batch, device))
 
 
 def _is_stream(batches: Any) -> bool:
@@ -226,79 +215,56 @@ def _take(loader: Iterable, samples: int | float) -> Iterator[Any]:
 
 def _set_mode(model: nn.Module, estimator: Estimator) -> None:
     model.train(estimator.mode == "train")
-    if estimator.unit == "batch":
-        return
-    names = [
-        name
+    norms = {
+        name: module
         for name, module in model.named_modules()
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None)
-    ]
-    if names:
+    }
+    if estimator.unit == "example" and norms:
         raise ValueError(
-            f"BatchNorm that normalises by the batch makes examples depend on each other ({', '.join(names[:3])}"
-            f"{', ...' if len(names) > 3 else ''}): unit 'example' is not defined there; use mode 'eval' with running "
-            "statistics, or unit 'batch'"
+            f"BatchNorm that normalises by the batch makes examples depend on each other ({_list(norms)}): unit "
+            "'example' is not defined there; use mode 'eval' with running statistics, or unit 'batch'"
+        )
+    apart = {name: m for name, m in norms.items() if not isinstance(m, (BatchNorm2d, nn.SyncBatchNorm))}
+    if apart and process_rank()[1] > 1:
+        raise ValueError(
+            f"BatchNorm that normalises by one process's rows does not see the whole batch ({_list(apart)}): use mode "
+            "'eval', mcit.global_batch.BatchNorm2d, nn.SyncBatchNorm on GPUs, or measure in one process"
         )
 
 
-@contextmanager
-def _as_it_was(model: nn.Module, parameters: Mapping[str, nn.Parameter], estimator: Estimator) -> Iterator[None]:
-    """Modes, gradients, buffers, random states and what is trainable are put back, whatever happens."""
-    modes = {module: module.training for module in model.modules()}
-    gradients = {parameter: parameter.grad for parameter in model.parameters()}
-    measured = set(parameters.values())
-    others = [p for p in gradients if p.requires_grad and p not in measured]  # autograd need not see them
-    # with the place where each is registered: a forward may change a buffer or put another in its place
-    places = [(m._buffers, name) for m in model.modules() for name in m._buffers if not estimator.update_buffers]
-    kept = [None if place[name] is None else place[name].clone() for place, name in places]
-    buffers = [(place, name, place[name], copy) for (place, name), copy in zip(places, kept, strict=True)]
-    random_states = random.getstate(), np.random.get_state()
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
-    with torch.random.fork_rng(devices), torch.enable_grad():
-        for parameter in gradients:
-            parameter.grad = None
-        for parameter in others:
-            parameter.requires_grad_(False)
-        try:
-            yield
-        finally:
-            for parameter in others:
-                parameter.requires_grad_(True)
-            for module, mode in modes.items():
-                module.training = mode
-            for parameter, gradient in gradients.items():
-                parameter.grad = gradient
-            for place, name, buffer, copy in buffers:
-                place[name] = buffer if copy is None else buffer.copy_(copy)
-            random.setstate(random_states[0])
-            np.random.set_state(random_states[1])
-
-
-def _reduce(sums: dict[str, Tensor], count: int, examples: int) -> tuple[dict[str, Tensor], int, int]:
-    counts = torch.tensor([count, examples], dtype=torch.float64, device=next(iter(sums.values())).device)
-    sum_over_processes([*sums.values(), counts])
-    return sums, int(counts[0]), int(counts[1])
+def _list(names: Iterable[str]) -> str:
+    names = list(names)
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
 
 
 def _finish(estimator: Estimator, number: int, value: Tensor) -> Tensor:
     if estimator.cap is not None:
-        value.clamp_(max=estimator.cap)
+        local(value).clamp_(max=estimator.cap)
     if estimator.shuffle:
         generator = torch.Generator().manual_seed(estimator.seed + number)
-        value = value.flatten()[torch.randperm(value.numel(), generator=generator).to(value.device)].view_as(value)
+        full = whole(value)
+        order = torch.randperm(full.numel(), generator=generator).to(full.device)
+        value = wrap(cut(full.flatten()[order].view_as(full), value), value)
     return value
 
 
 def _check_finite(values: Mapping[str, Tensor]) -> None:
-    broken = [name for name, value in values.items() if not value.isfinite().all()]
-    if broken:
+    broken = {name: torch.logical_not(local(value).isfinite()).any() for name, value in values.items()}
+    if float(combine((values[name], wrong) for name, wrong in broken.items())):
+        names = [name for name, wrong in broken.items() if wrong]
         raise FloatingPointError(
-            f"importance is not finite in {len(broken)} of {len(values)} parameters, first {broken[0]}; nothing was "
-            "changed: the squared gradients overflowed, look for diverged weights"
+            f"importance is not finite in {len(names)} of {len(values)} parameters, first {_list(names[:1])}; nothing "
+            "was changed: the squared gradients overflowed, look for diverged weights"
         )
 
 
 def _unwrap(model: nn.Module) -> nn.Module:
+    if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
+        raise ValueError(
+            "the model is sharded by FSDP1, which flattens its parameters: importance needs FSDP2 (fully_shard, or "
+            "fsdp_version: 2 for accelerate), or a copy of the model that is not sharded"
+        )
     while isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
         model = model.module
     return model

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from mcit.config import to_dict
 from mcit.task import Batch, Recipe, Task
 
 
@@ -57,6 +58,7 @@ class Method:
     """
 
     name: ClassVar[str]
+    looks_ahead: ClassVar[bool] = True  # whether the tasks to come can change what it does with this one
 
     def begin_task(self, stage: Stage) -> None:
         """The learner has its head for the task, and only that head trains; no step has been taken."""
@@ -89,11 +91,35 @@ class Method:
         """All tasks seen have been scored."""
 
     def state_dict(self) -> Mapping[str, Any]:
-        """All that a resumed run needs, tensors and JSON values only."""
+        """All that a resumed run needs, tensors and JSON values only; asked for between steps and between tasks."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The counterpart of `state_dict`."""
+        """The counterpart of `state_dict`.
+
+        Within a task it arrives just before the task's begin_task, when the learner has the heads and adapters of
+        the tasks before and not yet its weights, so that what begin_task takes from the weights must be in the state
+        too; between two tasks it arrives before the next begin_task.
+        """
+
+    def key(self, stage: Stage) -> Mapping[str, Any]:
+        """What of the method decides a stage, besides all before it: a stage cache goes by it."""
+        later = list(stage.later) if self.looks_ahead else []
+        return {"name": self.name, "options": to_dict(self), "later": later}
+
+    def fit_key(self, stage: Stage) -> Mapping[str, Any] | None:
+        """What of the method decides the steps alone: nothing ({}) where it trains as finetuning does.
+
+        None where they are not shared with other methods or options.
+        """
+        return None
+
+    def fit_state(self) -> Mapping[str, Any]:
+        """What steps that are shared leave in the method itself."""
+        return {}
+
+    def load_fit_state(self, state: Mapping[str, Any]) -> None:
+        """The steps after begin_task were taken elsewhere; the learner has the weights they led to."""
 
     def describe(self) -> str:
         """One line for reports: what is measured and how it is held."""

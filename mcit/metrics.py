@@ -20,7 +20,7 @@ class ScoreMatrix:
 
     There may be fewer rows than tasks: the sequence is then under way. `before[j]` is the score on task j just before
     it was learned, None where it was not measured. `seen[t]` is given where the average over all tasks seen is not the
-    mean of the row, as for pooled classes.
+    mean of the row, as for pooled classes; `old[t]` likewise, over all tasks before t, None for the first.
     """
 
     tasks: tuple[str, ...]
@@ -28,33 +28,41 @@ class ScoreMatrix:
     rows: tuple[tuple[float, ...], ...] = ()
     before: tuple[float | None, ...] = ()
     seen: tuple[float, ...] = ()
+    old: tuple[float | None, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("tasks", "chance", "before", "seen"):
+        for name in ("tasks", "chance", "before", "seen", "old"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         object.__setattr__(self, "rows", tuple(tuple(row) for row in self.rows))
         problems = [*_check_lengths(self), *_check_values(self)]
         if problems:
             raise ValueError("; ".join(problems))
 
-    def add(self, row: Sequence[float], seen: float | None = None, before: float | None = None) -> ScoreMatrix:
+    def add(
+        self,
+        row: Sequence[float],
+        seen: float | None = None,
+        before: float | None = None,
+        old: float | None = None,
+    ) -> ScoreMatrix:
         """The matrix with the scores after one more task; `before` is that task's own score before it was learned."""
         known = self.before + (None,) * (len(self.rows) - len(self.before))
         return replace(
             self,
             rows=(*self.rows, tuple(row)),
             before=self.before if before is None else (*known, before),
-            seen=self.seen if seen is None else (*self.seen, seen),
+            seen=self.seen if seen is None else (*average_seen(self), seen),
+            old=self.old if old is None else (*average_old(self), old),
         )
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ScoreMatrix:
         """The matrix that `to_dict` wrote."""
-        rows = data["matrix"]
-        derived = [_mean(row) for row in rows]
+        matrix = cls(data["tasks"], data["chance"], data["matrix"], data.get("before", ()))
         # Averages that only repeat the rows are not kept as data of their own.
-        seen = () if list(data["seen"]) == derived else data["seen"]
-        return cls(data["tasks"], data["chance"], rows, data.get("before", ()), seen)
+        seen = () if tuple(data["seen"]) == average_seen(matrix) else data["seen"]
+        old = tuple(data["metrics"].get("A_old", ()))
+        return replace(matrix, seen=seen, old=() if old == average_old(matrix) else old)
 
 
 def average_seen(matrix: ScoreMatrix) -> tuple[float, ...]:
@@ -65,6 +73,11 @@ def average_seen(matrix: ScoreMatrix) -> tuple[float, ...]:
 def score_when_learned(matrix: ScoreMatrix) -> tuple[float, ...]:
     """A_new: the score on each task just after it was learned, a_tt."""
     return tuple(row[-1] for row in matrix.rows)
+
+
+def average_old(matrix: ScoreMatrix) -> tuple[float | None, ...]:
+    """A_old: the average over all earlier tasks, after each task; None for the first, which has none."""
+    return matrix.old or tuple(_mean(row[:-1]) for row in matrix.rows)
 
 
 def last_average(matrix: ScoreMatrix) -> float | None:
@@ -135,6 +148,7 @@ def to_dict(matrix: ScoreMatrix, single: Mapping[str, float] | None = None) -> d
         "A_last": last_average(matrix),
         "A_avg": mean_average(matrix),
         "A_new": list(score_when_learned(matrix)),
+        "A_old": list(average_old(matrix)),
         "BWT": backward_transfer(matrix),
         "FWT": forward_transfer(matrix),
         "forgetting": forgetting(matrix),
@@ -187,6 +201,8 @@ def _check_lengths(matrix: ScoreMatrix) -> list[str]:
         problems.append(f"{tasks} tasks cannot have {len(matrix.before)} scores from before")
     if len(matrix.seen) not in (0, rows):
         problems.append(f"{rows} rows need as many averages over what was seen, or none; found {len(matrix.seen)}")
+    if len(matrix.old) not in (0, rows):
+        problems.append(f"{rows} rows need as many averages over earlier tasks, or none; found {len(matrix.old)}")
     return problems
 
 
@@ -195,6 +211,7 @@ def _check_values(matrix: ScoreMatrix) -> list[str]:
     named += [(f"row {t}, task {j}", value) for t, row in enumerate(matrix.rows) for j, value in enumerate(row)]
     named += [(f"the score before task {j}", value) for j, value in enumerate(matrix.before) if value is not None]
     named += [(f"the average after task {t}", value) for t, value in enumerate(matrix.seen)]
+    named += [(f"the old average after task {t}", value) for t, value in enumerate(matrix.old) if value is not None]
     return [
         f"{name} must be a percentage from 0 to 100, found {value!r}"
         for name, value in named

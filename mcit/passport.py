@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import sys
 import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+import torch
 
 import mcit
 
@@ -25,7 +26,7 @@ def make_passport(**about: Any) -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": {name: _version(name) for name in PACKAGES},
-        "threads": os.environ.get("OMP_NUM_THREADS", "default"),
+        "threads": torch.get_num_threads(),
         **about,
     }
 

@@ -1,4 +1,7 @@
-"""A name is a file: find a task or a method, or say which exist."""
+"""A name is a file: find a task or a method, or say which exist.
+
+Files that ship are in `tasks/` and `mcit/methods/`; the user's own, in folders of the same names that MCIT_PATH lists.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,8 @@ import importlib
 import inspect
 import pkgutil
 from types import ModuleType
-from typing import Any
 
-from mcit.config import suggest
+from mcit.config import ConfigError, suggest
 
 
 class UnknownName(LookupError):
@@ -66,8 +68,13 @@ def _class_of(module: ModuleType, contract: type) -> type:
 
 
 def _files(package: str) -> list[str]:
-    path: Any = importlib.import_module(package).__path__
-    return sorted(item.name for item in pkgutil.iter_modules(path) if not item.name.startswith("_"))
+    found: dict[str, str] = {}
+    for folder in dict.fromkeys(importlib.import_module(package).__path__):
+        for item in pkgutil.iter_modules([folder]):
+            first = found.setdefault(item.name, folder)
+            if first != folder and not item.name.startswith("_"):
+                raise ConfigError([f"{item.name}.py is in {first} and in {folder}: a name is one file, rename yours"])
+    return sorted(name for name in found if not name.startswith("_"))
 
 
 def _spoken(name: str) -> str:

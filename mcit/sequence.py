@@ -1,160 +1,91 @@
-"""The outer loop: grow, fit, consolidate, score all seen, record."""
+"""The outer loop: grow, fit, consolidate, score all seen, record; from the beginning, or from where it was left."""
 
 from __future__ import annotations
 
-import json
-import time
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
-from torch import nn
+from torch.optim import Optimizer
 
-from mcit import models
-from mcit.config import ConfigError, RunConfig, parse, to_dict, to_yaml
+from mcit.checkpoint import Snapshot
+from mcit.config import to_yaml
+from mcit.interruption import Interrupted, Interruption
+from mcit.keeper import Keeper, describe_place
 from mcit.method import Method, Stage
-from mcit.metrics import ScoreMatrix
-from mcit.metrics import to_dict as metrics_to_dict
+from mcit.metrics import average_seen
 from mcit.passport import make_passport, write_json
-from mcit.registry import UnknownName, find_method, find_task
-from mcit.task import DataError, Task
-from mcit.training import Score, Trainer
+from mcit.plan import Plan, build_learner, check_data, describe_plan, resolve
+from mcit.processes import agree
+from mcit.result import Result, begin_result, pool_scores, read_single, timed
+from mcit.run_folder import LOG, RunLog, lock_folder, note_resumption, prepare_folder
+from mcit.snapshot import RunState, read_method, restore_optimizer
+from mcit.stage_cache import StageCache, describe_software
+from mcit.tracking import Tracker, tracking
+from mcit.training import DivergedError, Score, Start, Trainer, check_weights
 
-VERSION = 1  # of scores.json
+__all__ = ["Plan", "Result", "begin_task", "build_learner", "check_data", "read_single", "resolve", "run"]
 
-
-@dataclass(frozen=True)
-class Plan:
-    """A configuration with everything it names found: the tasks in order, the method, the track."""
-
-    config: RunConfig
-    tasks: Sequence[Task]
-    method: Method
-    track: str  # mcit, or efcil where tasks share a head
-    embedded: bool  # on the benchmark that ships with mcit
+Say = Callable[[str], None]
 
 
-@dataclass
-class Result:
-    """The scores so far, what they cost, and where they were written."""
+def run(
+    plan: Plan,
+    output: Path,
+    progress: bool = True,
+    say: Say = print,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    cache: Path | None = None,
+    interruption: Interruption | None = None,
+    tracker: Tracker | None = None,
+) -> Result:
+    """Learn the tasks in order; everything that is known so far is on disk after every task.
 
-    plan: Plan
-    matrix: ScoreMatrix
-    output: Path
-    details: list[list[Mapping[str, float]]] = field(default_factory=list)
-    cost: dict[str, float] = field(default_factory=Counter)
-    diagnoses: list[str] = field(default_factory=list)
-    single: Mapping[str, float] | None = None  # what each task scores alone
-
-    def to_dict(self) -> dict[str, Any]:
-        """The contents of scores.json."""
-        config, method = self.plan.config, self.plan.method
-        return {
-            "version": VERSION,
-            "track": self.plan.track,
-            "method": config.method.name,
-            "estimator": method.describe(),
-            "seed": config.seed,
-            "embedded": self.plan.embedded,
-            **metrics_to_dict(self.matrix, self.single),
-            "details": self.details,
-            "diagnoses": self.diagnoses,
-            "cost": {**self.cost, "bytes_held": method.bytes_held()},
-        }
-
-
-def resolve(config: RunConfig, embedded_root: Path | None = None) -> Plan:
-    """Find the tasks and the method; all that is wrong with names and options comes in one error."""
-    problems: list[str] = []
-    tasks: list[Task] = []
-    task_options = _by_class(config.tasks, find_task, problems)
-    method_options = _by_class(config.methods, find_method, problems)
-    for item in config.order:
-        name, _, split = item.partition(":")
-        try:
-            task = find_task(name)
-            options = {"root": config.data_root or embedded_root, **task_options.get(task, {})}
-            tasks += task.sequence(split or None, options, config.seed)
-        except UnknownName as error:
-            problems.append(str(error))
-        except ConfigError as error:
-            problems += error.problems
-    if not config.order:
-        problems.append("no tasks are given: use --order vqa,nlvr2,snli-ve,vcr or --order shapes:5x4")
-    method = None
-    try:
-        chosen = find_method(config.method.name)
-        method = parse(chosen, {**method_options.get(chosen, {}), **config.method.options}, where="method")
-    except UnknownName as error:
-        problems.append(str(error))
-    except ConfigError as error:
-        problems += error.problems
-    problems += _check_order(tasks)
-    if problems:
-        raise ConfigError(problems)
-    track = "efcil" if hasattr(tasks[0], "known") else "mcit"
-    own = all(task.root in (None, embedded_root) for task in tasks)  # a task may have been given a root of its own
-    embedded = track == "mcit" and config.data_root is None and own
-    return Plan(_choose_model(config, track), tasks, method, track, embedded)
-
-
-def check_data(plan: Plan) -> None:
-    """Touch the data of every task before any long work; all that is missing comes in one error."""
-    problems: dict[str, str] = {}
-    for task in plan.tasks:
-        try:
-            task.check()
-        except DataError as error:
-            problems.setdefault(str(error), task.name)  # parts of one data set may all say the same
-    if problems:
-        raise DataError("\n".join(f"{name}: {problem}" for problem, name in problems.items()))
-
-
-def run(plan: Plan, output: Path, progress: bool = True, say: Any = print) -> Result:
-    """Learn the tasks in order; everything that is known so far is on disk after every task."""
-    config = plan.config
-    accelerator = Accelerator(mixed_precision=config.training.mixed_precision)
+    With `resume` the run in `output` goes on from its newest whole checkpoint, if there is one, and ends with the
+    same bits as if it had never stopped. With `cache`, a folder, stages are shared with other runs that begin alike.
+    A `tracker` stands in for the configuration's.
+    """
+    config, tracker = plan.config, tracker or plan.config.tracker
+    accelerator = Accelerator(mixed_precision=config.training.mixed_precision, log_with=tracker, project_dir=output)
     main = accelerator.is_main_process
-    trainer = Trainer(config.training, accelerator, config.seed)
-    trainer.begin_stage(0)
-    learner = build_learner(plan).to(accelerator.device)
-    result = Result(plan, _empty_matrix(plan.tasks), output, single=read_single(config.single))
-    log = _Log(output / "log.jsonl" if main else None)
-    if main:
-        output.mkdir(parents=True, exist_ok=True)
-        (output / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
-        write_json(output / "passport.json", make_passport(**_describe_run(plan)))
-    for index, task in enumerate(plan.tasks):
-        stage = Stage(learner, plan.tasks, index, config.seed, _loaders(trainer, learner), progress and main)
-        before, scores = _learn(stage, plan.method, trainer, result, log, say if main else _mute)
-        result.matrix = result.matrix.add([s.score for s in scores], _pooled(plan, scores), before=before)
-        result.details.append([s.details for s in scores])
+    with lock_folder(output) if main else nullcontext():
         if main:
-            write_json(output / "scores.json", result.to_dict())
-            listed = "  ".join(f"{t.name} {s.score:.2f}" for t, s in zip(plan.tasks, scores, strict=False))
-            say(f"after {task.name}: {listed}")
-    return result
-
-
-def read_single(folder: str | None) -> dict[str, float] | None:
-    """What each task scored alone, from the folder of a run of method `single`."""
-    if folder is None:
-        return None
-    path = Path(folder) / "scores.json"
-    if not path.is_file():
-        raise ConfigError([f"'single' names {folder!r}, which has no scores.json; run the order with --method single"])
-    scores = json.loads(path.read_text(encoding="utf-8"))
-    if scores.get("method") != "single":
-        raise ConfigError([f"{path} is a run of method {scores.get('method')!r}; knowledge transfer needs 'single'"])
-    return dict(zip(scores["tasks"], scores["metrics"]["A_new"], strict=False))
-
-
-def build_learner(plan: Plan) -> nn.Module:
-    """The network of a plan, without heads."""
-    return models.build(plan.config.model, stem=getattr(plan.tasks[0], "stem", "cifar"))
+            prepare_folder(output, config, resume, overwrite)
+        trainer = Trainer(config.training, accelerator, config.seed)
+        trainer.begin_stage(0)
+        learner = build_learner(plan).to(accelerator.device)
+        described = describe_plan(plan)
+        together = {"processes": accelerator.num_processes, "precision": accelerator.mixed_precision}
+        identity = {**described["config"], "data": described["data"], **together}
+        sequence = _Sequence(
+            plan,
+            trainer,
+            RunState(learner, plan.method, accelerator.scaler, accelerator.process_index),
+            begin_result(plan, output),
+            Keeper(output, config.checkpoint, identity, describe_software(), main),
+            RunLog(output / LOG if main else None),
+            StageCache(cache, plan, trainer, learner) if cache is not None else None,
+            interruption or Interruption(),
+            say if main else _mute,
+            progress and main,
+        )
+        for line in [line for task in plan.tasks for line in task.notices(learner.processor)]:
+            sequence.say(line)
+        snapshot = sequence.keeper.find(sequence.say) if resume else None
+        if resume and snapshot is None:
+            sequence.say(f"no checkpoint in {output} yet: starting from the beginning")
+        if main and snapshot is None:
+            (output / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
+            write_json(output / "passport.json", make_passport(**described))
+        names, cost = [task.name for task in plan.tasks], sequence.result.cost
+        told = (sequence.log, accelerator, output, described["config"], names, lambda: int(cost["steps"]))
+        with tracking(*told) if main else nullcontext():
+            return sequence.learn(snapshot)
 
 
 def begin_task(stage: Stage, method: Method) -> None:
@@ -167,116 +98,192 @@ def begin_task(stage: Stage, method: Method) -> None:
     method.begin_task(stage)
 
 
-def _learn(stage: Stage, method: Method, trainer: Trainer, result: Result, log: _Log, say: Any):
-    trainer.begin_stage(stage.index)
-    begin_task(stage, method)
-    warning = getattr(method, "warning", None)
-    if warning:
-        log({"event": "warning", "task": stage.task.name, "message": warning})
-        say(f"warning, {stage.task.name}: {warning}")
-    before = trainer.evaluate(stage, stage.task).score if trainer.config.score_before else None
-    with _timed(result.cost, "fit_seconds"):
-        steps = trainer.fit(stage, method, log)
-    result.cost["steps"] += steps
-    with _timed(result.cost, "end_task_seconds"):
-        method.end_task(stage)
-    manager = getattr(method, "manager", None)
-    if manager is not None and manager.importance:
-        result.diagnoses.append(manager.diagnose().describe())
-    scores: list[Score] = []
-    with _timed(result.cost, "score_seconds"):
-        for task in stage.tasks[: stage.index + 1]:
-            method.before_scoring(stage, task)
-            scores.append(trainer.evaluate(stage, task))
-        method.after_scoring(stage)
-    log({"event": "task", "task": stage.task.name, "scores": [s.score for s in scores], **result.cost})
-    return before, scores
+@dataclass
+class _Sequence:
+    """A run under way."""
+
+    plan: Plan
+    trainer: Trainer
+    state: RunState
+    result: Result
+    keeper: Keeper
+    log: RunLog
+    cache: StageCache | None
+    interruption: Interruption
+    say: Say
+    progress: bool
+
+    def learn(self, snapshot: Snapshot | None) -> Result:
+        """Every task that has not been learned yet, from a snapshot on where there is one."""
+        first = self._restore(snapshot) if snapshot is not None else 0
+        for index in range(first, len(self.plan.tasks)):
+            stage = self._stage(index)
+            inside = snapshot if snapshot is not None and snapshot.about["stage"] == index else None
+            try:
+                if inside is not None or not self._reuse_stage(stage):
+                    self._learn_task(stage, inside)
+            except FloatingPointError as error:
+                raise DivergedError(self.keeper.explain(error, self.plan.method, stage.task.recipe)) from error
+        self.keeper.finish()
+        return self.result
+
+    def _learn_task(self, stage: Stage, snapshot: Snapshot | None) -> None:
+        before = self._begin(stage) if snapshot is None else snapshot.about["before"]
+        if snapshot is not None and snapshot.about["phase"] == "fitted":
+            self.state.put_back_random(snapshot)
+        else:
+            with self.interruption.held():
+                self._fit(stage, before, snapshot)
+        scores = self._conclude(stage)
+        with self.interruption.held():
+            self._record(stage, before, scores)
+
+    def _begin(self, stage: Stage) -> float | None:
+        """Prepare the task; gives its score before it is learned, where that is asked for."""
+        self.trainer.begin_stage(stage.index)
+        begin_task(stage, self.plan.method)
+        warning = getattr(self.plan.method, "warning", None)
+        if warning:
+            self.log({"event": "warning", "task": stage.task.name, "message": warning})
+            self.say(f"warning, {stage.task.name}: {warning}")
+        return self.trainer.evaluate(stage, stage.task).score if self.trainer.config.score_before else None
+
+    def _fit(self, stage: Stage, before: float | None, snapshot: Snapshot | None) -> None:
+        """Take the task's steps, or find them taken, and save the weights they lead to."""
+        if snapshot is None and self._reuse_fit(stage):
+            self._save(stage, "fitted", before=before)
+            return
+        cost, method = self.result.cost, self.plan.method
+        already = cost["fit_seconds"]
+        with timed(cost, "fit_seconds") as spent:
+            start = snapshot and Start(snapshot.about["step"], lambda optimizer: self._start(snapshot, optimizer))
+            watch = lambda *step: self._watch(stage, before, spent, *step)  # noqa: E731
+            steps = self.trainer.fit(stage, method, self.log, watch, start)
+        cost["steps"] += steps
+        self._save(stage, "fitted", before=before)
+        if self.cache is not None and snapshot is None:
+            about = {"steps": steps, "seconds": cost["fit_seconds"] - already}
+            self.cache.store_fit(stage, self.state.take(method.fit_state(), **about))
+
+    def _watch(self, stage: Stage, before: float | None, spent: Any, taken: int, total: int, optimizer: Any) -> None:
+        """After every step: save if it is time, stop if that is asked for."""
+        stop, due = agree(self.interruption.asked, self.keeper.main and self.keeper.due(taken))
+        self.interruption.asked = stop  # by whichever process was signalled
+        if taken == total:
+            return  # what comes next is saved, and stopped after, without the optimizer
+        if stop or due:
+            check_weights(stage.learner, stage.task, taken, total)
+            self._save(stage, "fit", taken, optimizer, {"fit_seconds": spent()}, steps=total, before=before)
+        if stop:
+            raise Interrupted
+
+    def _conclude(self, stage: Stage) -> list[Score]:
+        """What comes after the steps: the method's own work, and the scores of all tasks seen."""
+        method, cost = self.plan.method, self.result.cost
+        with timed(cost, "end_task_seconds"):
+            method.end_task(stage)
+        manager = getattr(method, "manager", None)
+        if manager is not None and manager.importance:
+            self.result.diagnoses.append(manager.diagnose().describe())
+        scores: list[Score] = []
+        with timed(cost, "score_seconds"):
+            for task in stage.tasks[: stage.index + 1]:
+                method.before_scoring(stage, task)
+                scores.append(self.trainer.evaluate(stage, task))
+            method.after_scoring(stage)
+        return scores
+
+    def _record(self, stage: Stage, before: float | None, scores: Sequence[Score]) -> None:
+        result = self.result
+        pooled, old = pool_scores(self.plan, scores), pool_scores(self.plan, scores[:-1])
+        result.matrix = result.matrix.add([s.score for s in scores], pooled, before=before, old=old)
+        result.details.append([s.details for s in scores])
+        self._tell(stage)
+        self._save(stage, "done")
+        if self.cache is not None:
+            self.cache.store(stage, self.state.take(self.plan.method.state_dict(), result=result.state_dict()))
+
+    def _tell(self, stage: Stage, **note: Any) -> None:
+        """The latest scores, on disk and on the screen."""
+        row = list(self.result.matrix.rows[-1])
+        average = average_seen(self.result.matrix)[-1]
+        known = {"task": stage.task.name, "scores": row, "A_t": average}
+        self.log({"event": "task", **known, **self.result.cost, **note})
+        if self.keeper.main:
+            write_json(self.keeper.output / "scores.json", self.result.to_dict())
+        listed = "  ".join(f"{task.name} {score:.2f}" for task, score in zip(stage.tasks, row, strict=False))
+        self.say(f"after {stage.task.name}: {listed}{' (from the stage cache)' if note else ''}")
+
+    def _reuse_stage(self, stage: Stage) -> bool:
+        """Take a whole stage from the cache."""
+        entry = self.cache.find(stage, self.say) if self.cache is not None else None
+        if entry is None:
+            return False
+        self.trainer.begin_stage(stage.index)
+        begin_task(stage, self.plan.method)
+        self.state.put_back(entry)
+        self.state.put_back_method(entry)
+        self.result.load_state_dict(entry.about["result"])
+        with self.interruption.held():
+            self._tell(stage, reused=True)
+            self._save(stage, "done")
+        return True
+
+    def _reuse_fit(self, stage: Stage) -> bool:
+        """Take a stage's steps from the cache, and the random states they led to."""
+        entry = self.cache.find_fit(stage, self.say) if self.cache is not None else None
+        if entry is None:
+            return False
+        self.state.put_back(entry)
+        self.plan.method.load_fit_state(read_method(entry))
+        self.state.put_back_random(entry)
+        cost, steps = self.result.cost, entry.about["steps"]
+        cost["steps"] += steps
+        for name in ("fit_seconds", "reused_seconds"):  # what the steps cost when they were taken, so that runs compare
+            cost[name] += entry.about["seconds"]
+        self.log({"event": "reused", "task": stage.task.name, "steps": steps})
+        self.say(f"{stage.task.name}: {steps} steps from the stage cache")
+        return True
+
+    def _save(self, stage: Stage, phase: str, step: int = 0, optimizer: Any = None, cost: Any = None, **about) -> None:
+        place = {"stage": stage.index, "task": stage.task.name, "phase": phase, "step": step, **about}
+        result = self.result.state_dict()
+        result["cost"] = {**result["cost"], **(cost or {})}
+        known = {"result": result, "log_bytes": self.log.size()}
+        self.keeper.save(self.state.take(self.plan.method.state_dict(), optimizer, **place, **known))
+
+    def _restore(self, snapshot: Snapshot) -> int:
+        """Put everything back to where the snapshot was taken; gives the first task that is not finished."""
+        about, method = snapshot.about, self.plan.method
+        index, done = about["stage"], about["phase"] == "done"
+        for earlier in range(index):  # heads and adapters appear as they did; weights follow
+            begin_task(self._stage(earlier), method)
+        if not done:
+            self.state.put_back_method(snapshot)
+        self.trainer.begin_stage(index)
+        begin_task(self._stage(index), method)
+        self.state.put_back(snapshot)
+        if done:
+            self.state.put_back_method(snapshot)
+        self.result.load_state_dict(about["result"])
+        self.log.cut(about["log_bytes"])
+        where = describe_place(about, len(self.plan.tasks))
+        self.log({"event": "resumed", "task": about["task"], "phase": about["phase"], "step": about["step"]})
+        self.say(f"resumed {where}")
+        if self.keeper.main:
+            note_resumption(self.keeper.output / "passport.json", where)
+            if self.result.matrix.rows:
+                write_json(self.keeper.output / "scores.json", self.result.to_dict())
+        return index + done
+
+    def _start(self, snapshot: Snapshot, optimizer: Optimizer) -> None:
+        restore_optimizer(snapshot, optimizer)
+        self.state.put_back_random(snapshot)
+
+    def _stage(self, index: int) -> Stage:
+        loader = lambda task, split: self.trainer.loader(self.state.learner, task, split)  # noqa: E731
+        return Stage(self.state.learner, self.plan.tasks, index, self.plan.config.seed, loader, self.progress)
 
 
 def _mute(line: str) -> None:
     pass
-
-
-class _Log:
-    """Lines of JSON, each written at once."""
-
-    def __init__(self, path: Path | None):
-        self.path = path
-
-    def __call__(self, entry: Mapping[str, Any]) -> None:
-        if self.path is not None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"time": round(time.time(), 3), **entry}, ensure_ascii=False) + "\n")
-
-
-class _timed:
-    def __init__(self, cost: Counter, name: str):
-        self.cost, self.name = cost, name
-
-    def __enter__(self) -> None:
-        self.start = time.perf_counter()
-
-    def __exit__(self, *error: object) -> None:
-        self.cost[self.name] += time.perf_counter() - self.start
-
-
-def _loaders(trainer: Trainer, learner: nn.Module):
-    return lambda task, split: trainer.loader(learner, task, split)
-
-
-def _pooled(plan: Plan, scores: Sequence[Score]) -> float | None:
-    """Accuracy over all classes seen, each image once; None where tasks have scores of their own kind."""
-    if plan.track == "mcit":
-        return None
-    return sum(s.score * s.examples for s in scores) / sum(s.examples for s in scores)
-
-
-def _describe_run(plan: Plan) -> dict[str, Any]:
-    return {
-        "config": to_dict(plan.config),
-        "track": plan.track,
-        "embedded": plan.embedded,
-        "estimator": plan.method.describe(),
-        "recipes": {task.name: to_dict(task.recipe) for task in plan.tasks},
-        "data": {task.name: task.fingerprint() for task in plan.tasks},
-    }
-
-
-def _empty_matrix(tasks: Sequence[Task]) -> ScoreMatrix:
-    return ScoreMatrix(tuple(task.name for task in tasks), tuple(task.chance for task in tasks))
-
-
-def _by_class(
-    section: Mapping[str, Mapping[str, Any]], find: Any, problems: list[str]
-) -> dict[type, Mapping[str, Any]]:
-    """Options by the class they are for, however its name is spelled; one that nothing has is a problem."""
-    found: dict[type, Mapping[str, Any]] = {}
-    for name, options in section.items():
-        try:
-            found[find(name)] = options
-        except UnknownName as error:
-            problems.append(str(error))
-    return found
-
-
-def _check_order(tasks: Sequence[Task]) -> list[str]:
-    problems = []
-    twice = sorted(name for name, count in Counter(task.name for task in tasks).items() if count > 1)
-    if twice:
-        problems.append(f"tasks given twice in the order: {', '.join(twice)}")
-    if len({hasattr(task, "known") for task in tasks}) > 1:
-        problems.append("vision-language tasks and class-incremental data sets cannot be mixed in one order")
-    if len({task.dataset for task in tasks if hasattr(task, "known")}) > 1:
-        problems.append("an order can hold one class-incremental data set")
-    return problems
-
-
-def _choose_model(config: RunConfig, track: str) -> RunConfig:
-    if config.model.name != "auto":
-        return config
-    if track == "efcil":
-        name = "resnet18"
-    else:
-        name = "embedded" if config.data_root is None else "dandelin/vilt-b32-mlm"
-    return replace(config, model=replace(config.model, name=name))

@@ -99,6 +99,14 @@ class Task(ABC):
         """A digest of the data that are read, for the passport; None where there is none."""
         return None
 
+    def notices(self, processor: Any) -> list[str]:
+        """What a user should know about the data before they are used, a line each: records left out, a cache."""
+        return []
+
+    def describe_data(self) -> dict[str, Any]:
+        """How many records each split has and how many are left out for which reasons, for the passport."""
+        return {}
+
     @abstractmethod
     def examples(self, split: Split) -> Dataset:
         """The examples of a split, decoded lazily, in a fixed order."""

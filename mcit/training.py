@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -17,9 +17,14 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler
 from tqdm.auto import tqdm
 
-from mcit.config import ConfigError, TrainingConfig
+from mcit.batches import Batches, Source
+from mcit.config import TrainingConfig
+from mcit.global_batch import holding
 from mcit.method import Method, Stage, Step
-from mcit.task import Batch, Recipe, Task
+from mcit.optimization import build_optimizer, check_together, learning_rate
+from mcit.task import Batch, Task
+
+REMEDY = "lower the learning rate or the method's strength"
 
 
 class DivergedError(FloatingPointError):
@@ -36,12 +41,14 @@ class Score:
 
 
 @dataclass(frozen=True)
-class _Micro:
-    """Part of a global batch on this process."""
+class Start:
+    """Where a fit goes on: how many steps were taken, and what brings optimizer and random states to that place."""
 
-    indices: list[int]
-    weight: float  # what its mean loss counts in the global mean, times the number of processes
-    last: bool  # completes a step
+    step: int
+    restore: Callable[[torch.optim.Optimizer], None]
+
+
+Watch = Callable[[int, int, torch.optim.Optimizer], None]  # told after every step: steps taken, of how many
 
 
 class Trainer:
@@ -66,31 +73,29 @@ class Trainer:
         order = self._order(examples, 0, 1) if split == "train" else None
         return self._make_loader(learner, task, split, self._size(task, split), order, examples)
 
-    def fit(self, stage: Stage, method: Method, log: Any) -> int:
-        """Train on what the method chooses for this stage; gives the number of steps."""
+    def fit(
+        self, stage: Stage, method: Method, log: Any, watch: Watch | None = None, start: Start | None = None
+    ) -> int:
+        """Train on what the method chooses for this stage, from the beginning or from `start`; gives all its steps."""
         tasks = method.tasks_to_fit(stage)
         if not tasks:
             return 0
-        sources = [_Source(task, task.examples("train"), number) for number, task in enumerate(tasks)]
-        total = sum(source.steps for source in sources)
-        learner = stage.learner
-        _check_together([task.recipe for task in tasks])
+        batches = self._batches(tasks)
+        learner, total = stage.learner, batches.total
+        check_together([task.recipe for task in tasks])
         optimizer = build_optimizer(tasks[-1].recipe, learner)
         # a step uses one head; where several train (replay, joint), processes must be told that some got no gradient
         unused = sum(any(p.requires_grad for p in head.parameters()) for head in learner.heads.values()) > 1
         self.accelerator.ddp_handler = DistributedDataParallelKwargs(find_unused_parameters=unused)
         model, optimizer = self.accelerator.prepare(learner, optimizer)
         learner.train()
-        bar = tqdm(
-            total=total,
-            desc=f"fit {stage.task.name}",
-            unit="step",
-            leave=False,
-            disable=_hidden(stage),
-        )
-        number = 0
+        number = 0 if start is None else start.step
+        name, hidden = f"fit {stage.task.name}", _hidden(stage)
+        bar = tqdm(total=total, initial=number, desc=name, unit="step", leave=False, disable=hidden)
+        if start is not None:
+            start.restore(optimizer.optimizer)
         with bar:
-            for source, epoch, micros in self._plan(sources, learner.processor):
+            for source, epoch, micros in batches.steps(learner.processor, skip=number):
                 step = Step(number, total, 0.0, source.task.recipe, number % self.config.log_every == 0)
                 step.learning_rate = learning_rate(source.task.recipe, number / total, epoch)
                 self._take_step(stage, method, model, optimizer, source.task, micros, step)
@@ -99,14 +104,17 @@ class Trainer:
                     self._take_extra_step(stage, method, model, optimizer, *extra, step)
                 if step.logged:
                     bar.set_postfix({name: f"{value:.4g}" for name, value in step.figures.items()})
-                    log({"event": "step", "task": source.task.name, "step": number, **step.figures})
+                    known = {"task": source.task.name, "step": number, "learning_rate": step.learning_rate}
+                    log({"event": "step", **known, **step.figures})
                 bar.update()
                 number += 1
+                if watch is not None:
+                    watch(number, total, optimizer.optimizer)
         # the next stage, importance and scoring work on the learner itself
         self.accelerator.unwrap_model(model, keep_fp32_wrapper=False)
         self.accelerator.free_memory()
         self._share_buffers(learner)
-        _check_weights(learner, stage.task)
+        check_weights(learner, stage.task, number, total)
         return number
 
     @torch.no_grad()
@@ -149,7 +157,7 @@ class Trainer:
         for micro, batch in micros:
             batch = _move(batch, self.accelerator.device)
             synchronise = nullcontext() if micro.last else self.accelerator.no_sync(model)
-            with synchronise, self.accelerator.autocast():
+            with synchronise, holding(micro.rows), self.accelerator.autocast():
                 logits = model(batch, task.head)
                 loss = task.loss(logits, batch)
                 extra = method.extra_loss(stage, batch, logits)
@@ -177,63 +185,41 @@ class Trainer:
         method.before_clip(stage, step)
         if self.config.clip_norm is not None:
             trained = [p for p in stage.learner.parameters() if p.grad is not None]
-            norm = float(nn.utils.clip_grad_norm_(trained, self.config.clip_norm))
-            if self.accelerator.scaler is None:  # a loss scaler skips such a step by itself
-                self._check_finite(task, step, norm, "gradient")
+            self._check_gradient(task, step, nn.utils.clip_grad_norm_(trained, self.config.clip_norm))
+        elif step.logged:  # on the steps between, what a broken gradient did shows in the next loss or the weights
+            found = [p.grad for p in stage.learner.parameters() if p.grad is not None]
+            self._check_gradient(task, step, nn.utils.get_total_norm(found))
         for group in optimizer.param_groups:
             group["lr"] = step.learning_rate
         optimizer.step()
         method.after_step(stage, step)
         optimizer.zero_grad(set_to_none=True)
 
+    def _check_gradient(self, task: Task, step: Step, norm: Tensor) -> None:
+        if self.accelerator.scaler is None:  # a loss scaler skips such a step by itself
+            self._check_finite(task, step, float(norm), "gradient")
+
     def _check_finite(self, task: Task, step: Step, value: float, what: str) -> None:
         if not math.isfinite(value):
             raise DivergedError(
                 f"the {what} is {value} at step {step.number} of {step.total} on {task.name}, learning rate "
-                f"{step.learning_rate:.3g}: lower the learning rate or the method's strength"
+                f"{step.learning_rate:.3g}: {REMEDY}"
             )
 
-    def _plan(self, sources: Sequence[_Source], processor: Any) -> Iterator[tuple[_Source, int, Iterator]]:
-        """Every step of the stage: its source, its epoch, and its micro-batches with the data they stand for."""
-        for epoch in range(max(source.task.recipe.epochs for source in sources)):
-            running = [source for source in sources if epoch < source.task.recipe.epochs]
-            streams = {source: self._stream(source, epoch, processor) for source in running}
-            turns = [source for source in running for _ in range(source.batches)]
-            if len(running) > 1:
-                generator = torch.Generator().manual_seed(self._derive(epoch, 1))
-                turns = [turns[i] for i in torch.randperm(len(turns), generator=generator)]
-            for source in turns:
-                yield source, epoch, _take(streams[source])
-
-    def _stream(self, source: _Source, epoch: int, processor: Any) -> Iterator[tuple[_Micro, Batch]]:
-        purpose = 2 + source.number
-        order = list(self._order(source.examples, epoch, purpose))
-        micros = list(self._divide(order, source.task.recipe.batch_size))
-        loader = DataLoader(
-            source.examples,
-            batch_sampler=[micro.indices for micro in micros],
-            collate_fn=functools.partial(source.task.collate, processor=processor),
-            num_workers=self.config.workers,
-            generator=torch.Generator().manual_seed(self._derive(epoch, purpose)),
+    def _batches(self, tasks: Sequence[Task]) -> Batches:
+        return Batches(
+            [Source(task, task.examples("train"), number) for number, task in enumerate(tasks)],
+            self._order,
+            self._derive,
+            self.config.accumulate,
+            self.config.workers,
+            self.accelerator.process_index,
+            self.accelerator.num_processes,
         )
-        return zip(micros, loader, strict=True)
 
     def _order(self, examples: Dataset, epoch: int, purpose: int) -> Sampler:
         """All examples, shuffled anew for every stage, epoch and purpose, and the same way in every process."""
         return RandomSampler(examples, generator=torch.Generator().manual_seed(self._derive(epoch, purpose)))
-
-    def _divide(self, order: Sequence[int], batch_size: int) -> Iterator[_Micro]:
-        """This process's parts of each global batch; their weighted losses add up to the mean over the global batch."""
-        rank, world = self.accelerator.process_index, self.accelerator.num_processes
-        for start in range(0, len(order), batch_size):
-            whole = order[start : start + batch_size]
-            mine = whole[rank::world]
-            size = math.ceil(len(mine) / self.config.accumulate)
-            parts = [mine[i : i + size] for i in range(0, len(mine), size)] if mine else [[]]
-            for number, part in enumerate(parts, start=1):
-                # a process without an example takes part with weight 0, so that all take the same steps
-                weight = len(part) * world / len(whole)
-                yield _Micro(part or whole[:1], weight, last=number == len(parts))
 
     def _make_loader(self, learner, task: Task, split: str, batch_size: int, share=None, examples=None) -> DataLoader:
         return DataLoader(
@@ -259,64 +245,15 @@ class Trainer:
         return int(np.random.SeedSequence([self.seed, self.index, epoch, purpose]).generate_state(1)[0])
 
 
-class _Source:
-    """A task's training examples within a stage."""
-
-    def __init__(self, task: Task, examples: Dataset, number: int):
-        self.task, self.examples, self.number = task, examples, number
-        self.batches = math.ceil(len(examples) / task.recipe.batch_size)  # per epoch
-        self.steps = self.batches * task.recipe.epochs
-
-
-def learning_rate(recipe: Recipe, progress: float, epoch: int) -> float:
-    """The rate at a share `progress` of all steps, in an epoch counted from 0."""
-    if recipe.schedule == "steps":
-        return recipe.learning_rate * recipe.factor ** sum(epoch >= milestone for milestone in recipe.milestones)
-    if recipe.schedule == "linear":
-        if progress < recipe.warmup:
-            return recipe.learning_rate * progress / recipe.warmup
-        return recipe.learning_rate * (1 - progress) / (1 - recipe.warmup)
-    return recipe.learning_rate
-
-
-def build_optimizer(recipe: Recipe, learner: nn.Module) -> torch.optim.Optimizer:
-    """A new optimizer over all trainable parameters."""
-    trained = [p for p in learner.parameters() if p.requires_grad]
-    if not trained:
-        raise ValueError("nothing is left to train: every parameter is frozen")
-    if recipe.optimizer == "sgd":
-        return torch.optim.SGD(trained, recipe.learning_rate, recipe.momentum, weight_decay=recipe.weight_decay)
-    groups = [
-        {"params": [p for p in trained if p.ndim > 1], "weight_decay": recipe.weight_decay},
-        {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW([g for g in groups if g["params"]], recipe.learning_rate, recipe.betas, recipe.eps)
-
-
-def _check_together(recipes: Sequence[Recipe]) -> None:
-    """One optimizer serves all tasks of a stage: what belongs to it must be the same in all recipes."""
-    for name in ("optimizer", "weight_decay", "betas", "eps", "momentum"):
-        found = sorted({str(getattr(recipe, name)) for recipe in recipes})
-        if len(found) > 1:
-            raise ConfigError([f"tasks learned together need recipes with the same {name}, found {', '.join(found)}"])
-
-
-def _check_weights(learner: nn.Module, task: Task) -> None:
-    """No later loss would show what the last step did."""
-    broken = [n for n, p in learner.named_parameters() if p.requires_grad and not bool(p.isfinite().all())]
+def check_weights(learner: nn.Module, task: Task, taken: int, total: int) -> None:
+    """What the latest steps did and no loss has shown yet, in weights and in BatchNorm's statistics."""
+    trained = [(name, p) for name, p in learner.named_parameters() if p.requires_grad]
+    broken = [name for name, tensor in (*trained, *learner.named_buffers()) if not bool(tensor.isfinite().all())]
     if broken:
         raise DivergedError(
-            f"weights are no numbers after the last step on {task.name} ({len(broken)} tensors, first {broken[0]}): "
-            "lower the learning rate or the method's strength"
+            f"weights are no numbers after {taken} of {total} steps on {task.name} ({len(broken)} tensors, first "
+            f"{broken[0]}), learning rate up to {task.recipe.learning_rate:.3g}: {REMEDY}"
         )
-
-
-def _take(stream: Iterator[tuple[_Micro, Batch]]) -> Iterator[tuple[_Micro, Batch]]:
-    """The micro-batches of one step."""
-    for micro, batch in stream:
-        yield micro, batch
-        if micro.last:
-            return
 
 
 def _score_batch(task: Task, logits: Tensor, batch: Batch) -> float:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
 from mcit.data.augment import draw_corners, draw_factors, draw_flips, flip, pad_crop, scale_brightness
-from mcit.data.cifar import read_cifar100
+from mcit.data.cifar import count_cifar100, read_cifar100
 from mcit.data.class_incremental import ClassIncrementalTask
 from mcit.data.image_folders import StoredImages
 
@@ -19,11 +21,17 @@ class Cifar100(ClassIncrementalTask):
 
     dataset = "cifar100"
     class_count = 100
+    sizes: ClassVar = {"train": 50000, "eval": 10000}
+    home = "cifar100"
+    page = "https://www.cs.toronto.edu/~kriz/cifar.html (CIFAR-100, Python version)"
     mean = (0.5071, 0.4867, 0.4408)
     std = (0.2675, 0.2565, 0.2761)
 
     def read_images(self, split: str, kept: Sequence[int]) -> StoredImages:
-        return read_cifar100(self.root, split, kept)
+        return read_cifar100(self.root, split, kept, self.on_bad(split))
+
+    def count_labels(self, split: str) -> Counter[int]:
+        return count_cifar100(self.root, split)
 
     def augment(self, pixels: Tensor) -> Tensor:
         count = len(pixels)

@@ -11,8 +11,9 @@ from typing import Any, ClassVar
 import datasets
 from torch import Tensor
 
-from mcit.data.annotated import AnnotatedTask, Row, stack_labels
-from mcit.data.images import ImageFolder, file_name, open_image
+from mcit.data.annotated import AnnotatedTask, Row, Shown, stack_labels
+from mcit.data.bad_records import BadRecords, Policy
+from mcit.data.images import file_name
 from mcit.data.records import Record, shorten
 from mcit.data.scores import PairAccuracy
 from mcit.task import Batch, Head, Recipe
@@ -27,13 +28,22 @@ class Nlvr2(AnnotatedTask):
 
     root: Path | None = None
     recipe: Recipe = RECIPE
+    on_bad_record: Policy = "fail"
 
     name = "nlvr2"
     chance = 50.0
     head = Head("nlvr2", outputs=2, kind="class", layout="mlp", views=2)
     source = "unpack NLVR2's train, dev and test1 files in nlvr2/data/ and their images in nlvr2/images/"
+    page = "https://lil.nlp.cornell.edu/nlvr/"
+    archives: ClassVar = {
+        "train_img.zip": "nlvr2/images/train",
+        "dev_img.zip": "nlvr2/images/dev",
+        "test1_img.zip": "nlvr2/images/test1",
+    }
     splits: ClassVar = {"train": "train", "eval": "dev", "test": "test1"}
+    sizes: ClassVar = {"train": 86373, "dev": 6982, "test1": 6967}
     image_columns = ("left", "right")
+    image_key = staticmethod(file_name)
     features: ClassVar = {
         "id": datasets.Value("string"),
         "left": datasets.Value("string"),
@@ -46,20 +56,15 @@ class Nlvr2(AnnotatedTask):
     def files(self, split: str) -> tuple[Path, ...]:
         return (self.path("nlvr2", "data", f"{split}.json"),)
 
-    def folder(self, split: str) -> ImageFolder:
-        return ImageFolder.listed(self.path("nlvr2", "images", split), file_name, self.source)
+    def image_place(self, split: str) -> tuple[str, ...]:
+        return "nlvr2", "images", split
 
-    def reader(self, split: str) -> Callable[[Record], Row]:
+    def reader(self, split: str, bad: BadRecords) -> Callable[[Record], Row]:
         groups: dict[tuple[str, ...], int] = {}
         return lambda record: _read(record, groups)
 
-    def open(self, row: Row, images: ImageFolder) -> Row:
-        return {
-            "images": [open_image(images.find(row[side])) for side in self.image_columns],
-            "text": row["sentence"],
-            "group": row["group"],
-            "label": row["label"],
-        }
+    def example(self, row: Row, shown: Sequence[Shown]) -> Row:
+        return {"images": list(shown), "text": row["sentence"], "group": row["group"], "label": row["label"]}
 
     def collate(self, examples: Sequence[Row], processor: Any) -> Batch:
         return {

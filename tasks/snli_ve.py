@@ -10,8 +10,9 @@ from typing import Any, ClassVar
 
 import datasets
 
-from mcit.data.annotated import AnnotatedTask, Row, stack_labels
-from mcit.data.images import ImageFolder, open_image, stem
+from mcit.data.annotated import AnnotatedTask, Row, Shown, stack_labels
+from mcit.data.bad_records import BadRecords, Policy
+from mcit.data.images import stem
 from mcit.data.records import Record, shorten
 from mcit.task import Batch, Head, Recipe
 
@@ -25,12 +26,22 @@ class SnliVe(AnnotatedTask):
 
     root: Path | None = None
     recipe: Recipe = RECIPE
+    on_bad_record: Policy = "fail"
 
     name = "snli-ve"
     chance = 33.33
     head = Head("snli-ve", outputs=3, kind="class", layout="mlp")
     source = "put snli_ve_{train,dev,test}.jsonl in snli-ve/ and Flickr30k's images in flickr30k/flickr30k_images/"
+    page = "https://github.com/necla-ml/SNLI-VE (images: https://shannon.cs.illinois.edu/DenotationGraph/)"
+    archives: ClassVar = {
+        "flickr30k-images.tar.gz": "flickr30k/flickr30k_images",
+        "flickr30k-images.tar": "flickr30k/flickr30k_images",
+        "flickr30k-images.zip": "flickr30k/flickr30k_images",
+        "snli_ve.zip": "snli-ve",
+    }
     splits: ClassVar = {"train": "train", "eval": "dev", "test": "test"}
+    sizes: ClassVar = {"train": 529527, "dev": 17858, "test": 17901}
+    image_key = staticmethod(stem)
     features: ClassVar = {
         "id": datasets.Value("string"),
         "image": datasets.Value("string"),
@@ -41,14 +52,14 @@ class SnliVe(AnnotatedTask):
     def files(self, split: str) -> tuple[Path, ...]:
         return (self.path("snli-ve", f"snli_ve_{split}.jsonl"),)
 
-    def folder(self, split: str) -> ImageFolder:
-        return ImageFolder.listed(self.path("flickr30k", "flickr30k_images"), stem, self.source)
+    def image_place(self, split: str) -> tuple[str, ...]:
+        return "flickr30k", "flickr30k_images"
 
-    def reader(self, split: str) -> Callable[[Record], Row | None]:
+    def reader(self, split: str, bad: BadRecords) -> Callable[[Record], Row | None]:
         return _read
 
-    def open(self, row: Row, images: ImageFolder) -> Row:
-        return {"image": open_image(images.find(row["image"])), "text": row["hypothesis"], "label": row["label"]}
+    def example(self, row: Row, shown: Sequence[Shown]) -> Row:
+        return {"image": shown[0], "text": row["hypothesis"], "label": row["label"]}
 
     def collate(self, examples: Sequence[Row], processor: Any) -> Batch:
         return {

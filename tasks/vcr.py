@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -10,14 +12,67 @@ from typing import Any, ClassVar
 import datasets
 from PIL import Image
 
-from mcit.data.annotated import AnnotatedTask, Row, stack_labels
-from mcit.data.boxes import draw_boxes, speak
-from mcit.data.images import ImageFolder, open_image, stays_inside, whole_name
-from mcit.data.records import Record, read_json, shorten
+from mcit.data.annotated import AnnotatedTask, Row, Shown, stack_labels
+from mcit.data.bad_records import BadRecords, Policy
+from mcit.data.boxes import STYLE, draw_boxes, speak
+from mcit.data.images import ImageFolder, Picture, stays_inside, whole_name
+from mcit.data.records import BadRecord, Record, is_text, read_json, shorten
 from mcit.task import Batch, DataError, Head, Recipe
 
 RECIPE = Recipe(epochs=10, batch_size=16, learning_rate=1e-4, weight_decay=1e-2)
 CHOICES = 4
+_NO_BOXES = "boxes that do not fit"
+
+
+@dataclass(frozen=True)
+class MarkedPicture(Picture):
+    """An image with the boxes of some objects drawn on it; in the cache it is kept as drawn."""
+
+    metadata: Path
+    objects: tuple[str, ...]
+    mentioned: tuple[int, ...]
+
+    @classmethod
+    def of(cls, row: Row, images: ImageFolder) -> MarkedPicture:
+        plain, objects, mentioned = images.picture(row["image"]), tuple(row["objects"]), tuple(row["mentioned"])
+        # questions about the same objects of an image share a picture
+        marks = json.dumps([STYLE, len(objects), [(index, objects[index]) for index in mentioned]])
+        digest = hashlib.blake2b(marks.encode(), digest_size=8).hexdigest()
+        return cls(plain.path, f"{plain.name}#{digest}", images.find(row["metadata"]), objects, mentioned)
+
+    @property
+    def sources(self) -> tuple[Path, ...]:
+        return self.path, self.metadata
+
+    def open(self) -> Image.Image:
+        image = super().open()
+        boxes, size = self._read_boxes()
+        return draw_boxes(image, boxes, self.objects, self.mentioned, size)
+
+    def verify(self) -> None:
+        super().verify()
+        self._read_boxes()
+
+    def _read_boxes(self) -> tuple[list, tuple[float, float]]:
+        path = self.metadata
+        try:
+            metadata = read_json(path)
+        except DataError as error:
+            raise BadRecord(str(error), "metadata unreadable") from None
+        boxes = metadata.get("boxes") if isinstance(metadata, dict) else None
+        if not isinstance(boxes, list) or len(boxes) != len(self.objects):
+            found = len(boxes) if isinstance(boxes, list) else "none"
+            text = f"{path} must have 'boxes', one for each of {len(self.objects)} objects, found {found}"
+            raise BadRecord(text, _NO_BOXES)
+        for index in self.mentioned:
+            box = boxes[index]
+            if not isinstance(box, list) or len(box) < 4 or not all(map(_is_number, box[:4])):
+                raise BadRecord(f"{path}: box {index} must be [x1, y1, x2, y2, ...], found {shorten(box)}", _NO_BOXES)
+        size = metadata.get("width"), metadata.get("height")
+        if not all(_is_number(side) and side >= 1 for side in size):
+            text = f"{path} must have the image's 'width' and 'height', found {shorten(size[0])} and {shorten(size[1])}"
+            raise BadRecord(text, _NO_BOXES)
+        return boxes, size
 
 
 @dataclass(frozen=True)
@@ -32,12 +87,16 @@ class Vcr(AnnotatedTask):
     recipe: Recipe = RECIPE
     rationale: bool = False
     drawn: bool = False
+    on_bad_record: Policy = "fail"
 
     name = "vcr"
     chance = 25.0
     head = Head("vcr", outputs=CHOICES, kind="choice", layout="linear", views=CHOICES)
-    source = "unpack VCR's annotations in vcr/annotation/ and its images with their metadata in vcr/vcr1images/"
+    page = "https://visualcommonsense.com/download/"
+    archives: ClassVar = {"vcr1annots.zip": "vcr/annotation", "vcr1images.zip": "vcr/vcr1images"}
     splits: ClassVar = {"train": "train", "eval": "val"}
+    sizes: ClassVar = {"train": 212923, "val": 26534}
+    image_key = staticmethod(whole_name)
     features: ClassVar = {
         "id": datasets.Value("string"),
         "image": datasets.Value("string"),
@@ -50,8 +109,18 @@ class Vcr(AnnotatedTask):
     }
 
     @property
+    def source(self) -> str:
+        if self.drawn:
+            return "draw the images in vcr/drawn_images/bbox/, or set tasks.vcr.drawn=false"
+        return "unpack VCR's annotations in vcr/annotation/ and its images with their metadata in vcr/vcr1images/"
+
+    @property
     def image_columns(self) -> tuple[str, ...]:
         return ("image",) if self.drawn else ("image", "metadata")
+
+    @property
+    def picture_columns(self) -> tuple[str, ...]:
+        return ("image",) if self.drawn else ("image", "metadata", "objects", "mentioned")
 
     def options(self) -> Mapping[str, Any]:
         return {"rationale": self.rationale, "drawn": self.drawn}
@@ -59,23 +128,22 @@ class Vcr(AnnotatedTask):
     def files(self, split: str) -> tuple[Path, ...]:
         return (self.path("vcr", "annotation", f"{split}.jsonl"),)
 
-    def folder(self, split: str) -> ImageFolder:
+    def image_place(self, split: str) -> tuple[str, ...]:
         if not self.drawn:
-            return ImageFolder.listed(self.path("vcr", "vcr1images"), whole_name, self.source)
-        folder = self.path("vcr", "drawn_images", "bbox", split)
+            return "vcr", "vcr1images"
+        names = ("vcr", "drawn_images", "bbox", split)
         # the program that draws them and the one that made the benchmark call the folders differently
-        names = ("qar", "rationale") if self.rationale else ("qa", "answer")
-        path = next((folder / name for name in names if (folder / name).is_dir()), folder / names[0])
-        return ImageFolder.listed(path, whole_name, "draw the images there, or set tasks.vcr.drawn=false")
+        either = ("qar", "rationale") if self.rationale else ("qa", "answer")
+        return *names, next((name for name in either if self.path(*names, name).is_dir()), either[0])
 
-    def reader(self, split: str) -> Callable[[Record], Row]:
+    def reader(self, split: str, bad: BadRecords) -> Callable[[Record], Row]:
         return self._read
 
-    def open(self, row: Row, images: ImageFolder) -> Row:
-        image = open_image(images.find(row["image"]))
-        if not self.drawn:
-            image = _mark(image, row, images.find(row["metadata"]))
-        return {"image": image, "question": row["question"], "choices": row["choices"], "label": row["label"]}
+    def pictures(self, row: Row, images: ImageFolder) -> tuple[Picture, ...]:
+        return super().pictures(row, images) if self.drawn else (MarkedPicture.of(row, images),)
+
+    def example(self, row: Row, shown: Sequence[Shown]) -> Row:
+        return {"image": shown[0], "question": row["question"], "choices": row["choices"], "label": row["label"]}
 
     def collate(self, examples: Sequence[Row], processor: Any) -> Batch:
         # as pairs, so that a text that is too long loses words of the question and the choices stay different
@@ -88,7 +156,7 @@ class Vcr(AnnotatedTask):
 
     def _read(self, record: Record) -> Row:
         objects = record.get("objects", kind=list)
-        if not all(isinstance(name, str) for name in objects):
+        if not all(isinstance(name, str) and is_text(name) for name in objects):
             raise record.error(f"'objects' must be a list of class names, found {shorten(objects)}")
         question = _read_tokens(record, record.get("question", kind=list), objects)
         choices, label = _read_choices(record, "answer", objects)
@@ -125,9 +193,11 @@ def _read_tokens(record: Record, tokens: Any, objects: list[str]) -> list[str | 
         raise record.error(f"a sentence must be a list of tokens, found {shorten(tokens)}")
     tokens = [[token] if type(token) is int else token for token in tokens]
     for token in tokens:
-        tag = token if isinstance(token, list) else []
-        if not isinstance(token, (str, list)) or not all(type(i) is int and 0 <= i < len(objects) for i in tag):
-            raise record.error(f"a token must be a word or a list of indices below {len(objects)}, found {token!r}")
+        is_word = isinstance(token, str) and is_text(token)
+        tag = token if isinstance(token, list) else [None]
+        if not is_word and not all(type(index) is int and 0 <= index < len(objects) for index in tag):
+            text = f"a token must be a word or a list of indices below {len(objects)}, found {shorten(token)}"
+            raise record.error(text, "a tag of no object")
     return tokens
 
 
@@ -142,17 +212,5 @@ def _read_path(record: Record, name: str) -> str:
     return str(PurePosixPath(path))
 
 
-def _mark(image: Image.Image, row: Row, path: Path) -> Image.Image:
-    metadata = read_json(path)
-    boxes = metadata.get("boxes") if isinstance(metadata, dict) else None
-    if not isinstance(boxes, list) or len(boxes) != len(row["objects"]):
-        found = len(boxes) if isinstance(boxes, list) else "none"
-        raise DataError(f"{path} must have 'boxes', one for each of {len(row['objects'])} objects, found {found}")
-    for index in row["mentioned"]:
-        box = boxes[index]
-        if not isinstance(box, list) or len(box) < 4 or not all(isinstance(side, (int, float)) for side in box[:4]):
-            raise DataError(f"{path}: box {index} must be [x1, y1, x2, y2, ...], found {shorten(box)}")
-    size = metadata.get("width"), metadata.get("height")
-    if not all(isinstance(side, (int, float)) and side > 0 for side in size):
-        raise DataError(f"{path} must have the image's 'width' and 'height', found {size[0]!r} and {size[1]!r}")
-    return draw_boxes(image, boxes, row["objects"], row["mentioned"], size)
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e9  # not NaN either

@@ -15,14 +15,16 @@ from torch import Tensor
 from torch.nn import functional
 
 from mcit.data import answers as vqa_answers
-from mcit.data.annotated import AnnotatedTask, Row
+from mcit.data.annotated import AnnotatedTask, Row, Shown
 from mcit.data.arrow import cache_folder, fingerprint, write_text
-from mcit.data.images import ImageFolder, coco_id, open_image
-from mcit.data.records import Record, read_records
+from mcit.data.bad_records import BadRecords, Policy
+from mcit.data.images import coco_id
+from mcit.data.records import BadRecord, Record, read_records
 from mcit.data.scores import SoftAccuracy
 from mcit.task import Batch, DataError, Head, Recipe
 
 RECIPE = Recipe(epochs=10, batch_size=64, learning_rate=1e-4, weight_decay=1e-2)
+PUBLISHED = 3129  # answers in the vocabularies of the literature
 
 
 @dataclass(frozen=True)
@@ -39,11 +41,25 @@ class Vqa(AnnotatedTask):
     vocabulary: Path | None = None
     answers: int | None = None
     compat: Literal["climb"] | None = None
+    on_bad_record: Policy = "fail"
 
     name = "vqa"
     chance = 0.0
     source = "unpack the v2 questions and annotations of visualqa.org in vqav2/ and COCO's images in ms-coco/images/"
+    page = "https://visualqa.org/download.html (images: https://cocodataset.org/#download)"
+    archives: ClassVar = {
+        "v2_Questions_Train_mscoco.zip": "vqav2",
+        "v2_Questions_Val_mscoco.zip": "vqav2",
+        "v2_Annotations_Train_mscoco.zip": "vqav2",
+        "v2_Annotations_Val_mscoco.zip": "vqav2",
+        "train2014.zip": "ms-coco/images",
+        "val2014.zip": "ms-coco/images",
+        "train2017.zip": "ms-coco/images",
+        "val2017.zip": "ms-coco/images",
+    }
     splits: ClassVar = {"train": "train2014", "eval": "val2014"}
+    sizes: ClassVar = {"train2014": 443757, "val2014": 214354}
+    image_key = staticmethod(coco_id)
     features: ClassVar = {
         "id": datasets.Value("int64"),
         "image": datasets.Value("int64"),
@@ -72,33 +88,44 @@ class Vqa(AnnotatedTask):
         super().check()
         _ = self.answer_ids
 
+    def remarks(self) -> list[str]:
+        known = len(self.answer_ids)
+        lines = [f"{known:,} answers in the vocabulary, each the majority {self.minimum} times at least"]
+        if self.vocabulary is None and known != PUBLISHED:
+            lines.append(
+                f"published ones have {PUBLISHED:,}: with configs/climb.yaml, add --set tasks.vqa.answers={known}"
+            )
+        return lines
+
     def files(self, split: str) -> tuple[Path, ...]:
         folder = self.path("vqav2")
         return folder / f"v2_OpenEnded_mscoco_{split}_questions.json", folder / f"v2_mscoco_{split}_annotations.json"
 
-    def folder(self, split: str) -> ImageFolder:
-        return ImageFolder.listed(self.path("ms-coco", "images"), coco_id, self.source)
+    def image_place(self, split: str) -> tuple[str, ...]:
+        return "ms-coco", "images"
 
     def options(self) -> Mapping[str, Any]:
         return {"compat": self.compat}
 
-    def records(self, split: str) -> Iterator[Record]:
-        return read_records(self.files(split)[1], key="annotations")
+    def records(self, split: str, bad: BadRecords) -> Iterator[Record]:
+        return read_records(self.files(split)[1], key="annotations", on_bad=bad.add)
 
-    def reader(self, split: str) -> Callable[[Record], Row]:
-        questions = {}
-        for record in read_records(self.files(split)[0], key="questions"):
-            text = record.get("question", kind=str), record.get("image_id", kind=int)
-            if questions.setdefault(record.get("question_id", kind=int), text) != text:
-                raise record.error(f"question_id {record.fields['question_id']} has another question before")
+    def reader(self, split: str, bad: BadRecords) -> Callable[[Record], Row]:
+        questions: dict[int, tuple[str, int]] = {}
+        for record in read_records(self.files(split)[0], key="questions", on_bad=bad.add):
+            try:
+                text = record.get("question", kind=str), record.get("image_id", kind=int)
+                number = record.get("question_id", kind=int)
+                if questions.setdefault(number, text) != text:
+                    raise record.error(f"question_id {number} has another question before", "two questions of one id")
+            except BadRecord as error:
+                bad.add(error)
+        bad.raise_if_any()
         return lambda record: self._read(record, questions)
 
-    def open(self, row: Row, images: ImageFolder) -> Row:
-        return {
-            "image": open_image(images.find(row["image"])),
-            "text": row["question"],
-            "answers": dict(zip(row["answers"], row["scores"], strict=True)),
-        }
+    def example(self, row: Row, shown: Sequence[Shown]) -> Row:
+        answers = dict(zip(row["answers"], row["scores"], strict=True))
+        return {"image": shown[0], "text": row["question"], "answers": answers}
 
     def collate(self, examples: Sequence[Row], processor: Any) -> Batch:
         ids = torch.full((len(examples), vqa_answers.ANNOTATORS), -1)  # [batch, annotators]
@@ -132,13 +159,16 @@ class Vqa(AnnotatedTask):
     def _read(self, record: Record, questions: Mapping[int, tuple[str, int]]) -> Row:
         number, image = record.get("question_id", kind=int), record.get("image_id", kind=int)
         if number not in questions:
-            raise record.error(f"question_id {number} has no question; the two files of a split belong together")
+            text = f"question_id {number} has no question; the two files of a split belong together"
+            raise record.error(text, "no question of that id")
         question, asked_of = questions[number]
         if asked_of != image:
-            raise record.error(f"question {number} is about image {asked_of}, its annotation about image {image}")
-        given = [Record(record.path, record.number, answer) for answer in record.get("answers", kind=list)]
+            text = f"question {number} is about image {asked_of}, its annotation about image {image}"
+            raise record.error(text, "question and annotation about different images")
+        given = record.items("answers")
         if len(given) != vqa_answers.ANNOTATORS:
-            raise record.error(f"has {len(given)} answers where {vqa_answers.ANNOTATORS} annotators are needed")
+            text = f"has {len(given)} answers where {vqa_answers.ANNOTATORS} annotators are needed"
+            raise record.error(text, "not ten answers")
         score = vqa_answers.raw_scores if self.compat == "climb" else vqa_answers.soft_scores
         scores = score([answer.get("answer", kind=str) for answer in given])
         return {
@@ -160,7 +190,8 @@ class Vqa(AnnotatedTask):
         known = vqa_answers.build_vocabulary(majorities, self.minimum)
         if not known:
             raise DataError(
-                f"no answer under {self.path('vqav2')} is the majority {self.minimum} times; lower tasks.vqa.minimum"
+                f"no answer under {self.path('vqav2')} is the majority {self.minimum} times; lower tasks.vqa.minimum: "
+                "--set tasks.vqa.minimum=1"
             )
         files = [path for split in self.splits.values() for path in self.files(split)]
         path = cache_folder() / "vocabularies" / f"vqa-{fingerprint(files, {'minimum': self.minimum})}.json"

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 import mcit
-from mcit.cli import _parser, main, read_config
+from mcit.cli import _parser, main
+from mcit.commands.run import read_config
 from mcit.config import parse, read_yaml
 from mcit.registry import method_names, task_names
 
@@ -28,9 +29,10 @@ for _change in (
 
 @pytest.fixture(autouse=True)
 def somewhere(tmp_path, monkeypatch) -> Path:
-    """An empty working directory; the cache is beside it."""
+    """An empty working directory; the cache is beside it. Figures take seconds to draw and have tests of their own."""
     folder = tmp_path / "work"
     folder.mkdir()
+    monkeypatch.setattr("mcit.reports.report.write_figures", lambda groups, folder: [])
     monkeypatch.chdir(folder)
     monkeypatch.setenv("MCIT_CACHE", str(tmp_path / "cache"))
     return folder
@@ -203,7 +205,7 @@ def test_a_run_leaves_what_it_says(capsys, somewhere):
     (folder,) = (somewhere / "runs").iterdir()
     assert folder.name == "shapes-2x1-ewc-seed1"
     written = {path.name for path in folder.iterdir()}
-    assert written >= {"scores.json", "report.md", "config.yaml", "passport.json", "log.jsonl"}
+    assert written >= {"scores.json", "report.md", "report.html", "config.yaml", "passport.json", "log.jsonl"}
     scores = json.loads((folder / "scores.json").read_text(encoding="utf-8"))
     assert {"version", "track", "method", "estimator", "seed", "tasks", "chance", "matrix", "seen"} <= scores.keys()
     assert {"A_last", "A_avg", "forgetting_transfer"} <= scores["metrics"].keys()
@@ -221,10 +223,10 @@ def test_a_run_never_writes_over_another_unless_told_to(capsys, somewhere):
     output = somewhere / "out"
     assert main(["run", *TINY, "--output", "out"]) == 0
     capsys.readouterr()
-    before = {path.name: path.read_bytes() for path in output.iterdir()}
+    before = {path: path.read_bytes() for path in output.rglob("*.*")}
     message = refuse(capsys, "run", *TINY, "--output", "out")
     assert "out already holds a run; choose another --output, or say --overwrite" in message
-    assert {path.name: path.read_bytes() for path in output.iterdir()} == before
+    assert {path: path.read_bytes() for path in output.rglob("*.*")} == before
     (output / "notes.txt").write_text("mine")
     lines = len((output / "log.jsonl").read_text().splitlines())
     assert main(["run", *TINY, "--output", "out", "--overwrite"]) == 0

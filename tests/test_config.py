@@ -13,7 +13,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mcit.cli import find_config
+from mcit.commands.run import find_config
 from mcit.config import (
     ConfigError,
     LoraConfig,
@@ -32,7 +32,8 @@ from mcit.config import (
 from mcit.registry import find_task, method_names, task_names
 from mcit.task import Recipe
 
-CONFIGS = sorted((Path(__file__).parent.parent / "configs").rglob("*.yaml"))
+FOLDER = Path(__file__).parent.parent / "configs"
+CONFIGS = sorted(path for path in FOLDER.rglob("*.yaml") if path.parent.name != "accelerate")
 
 
 @dataclass(frozen=True)

@@ -199,6 +199,7 @@ MALICIOUS = {
     "an object outside": lambda mark: b"\x80\x02U\x01xQ.",
     "no pickle": lambda mark: b"hello",
     "nothing": lambda mark: b"",
+    "a number beyond all": lambda mark: b"\x80\x02}r\xff\xff\xff\x7f.",
 }
 
 

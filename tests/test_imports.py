@@ -16,18 +16,21 @@ ROOT = Path(__file__).parent.parent
 # From the ground up; what stands on one line may know each other, without circles.
 LAYERS = [
     "config registry metrics",
-    "task method",
+    "task method global_batch",
     "data embedded",
-    "shares estimator contributions capture audit per_example importance consolidation",
-    "methods models",
-    "training checkpoint passport callback",
-    "sequence reports",
-    "dry_run bench",
+    "shares sharded named_tensors as_it_was estimator contributions capture audit per_example mean_gradients "
+    "importance "
+    "consolidation_checks diagnosis path_integral consolidation",
+    "methods models doctor",
+    "launch processes interruption batches optimization training checkpoint passport run_folder tracking callback",
+    "plan result snapshot keeper stage_cache sequence reports",
+    "dry_run bench jobs stiffness sweep sweep_report reproduce",
+    "commands",
     "cli __main__",
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names.split()}
 # They find what a name stands for, or load it on first use: an import inside a function is their purpose.
-MAY_IMPORT_LATE = ("mcit.registry", "mcit", "mcit.cli")
+MAY_IMPORT_LATE = ("mcit.registry", "mcit", "mcit.cli", "mcit.commands")
 
 
 def module_name(path: Path) -> str:

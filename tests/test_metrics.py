@@ -8,6 +8,7 @@ import pytest
 
 from mcit.metrics import (
     ScoreMatrix,
+    average_old,
     average_seen,
     backward_transfer,
     forgetting,
@@ -161,3 +162,36 @@ def test_the_dictionary_has_the_agreed_names():
 def test_a_malformed_matrix_is_refused_with_its_reason(changes, message):
     with pytest.raises(ValueError, match=message):
         ScoreMatrix(**{"tasks": ("a", "b"), "chance": (0, 50), **changes})
+
+
+def test_old_classes_are_pooled_by_their_images():
+    matrix = ScoreMatrix(("a", "b", "c"), (50, 25, 20))
+    assert average_old(matrix) == ()
+    # 300, 100 and 100 images
+    matrix = matrix.add([80], seen=80, old=None)
+    matrix = matrix.add([40, 60], seen=(3 * 40 + 60) / 4, old=40)
+    matrix = matrix.add([20, 40, 60], seen=(3 * 20 + 40 + 60) / 5, old=(3 * 20 + 40) / 4)
+    assert average_old(matrix) == (None, 40, 25)
+    assert to_dict(matrix)["metrics"]["A_old"] == [None, 40, 25]
+    again = ScoreMatrix.from_dict(json.loads(json.dumps(to_dict(matrix))))
+    assert to_dict(again) == to_dict(matrix)
+
+
+def test_old_tasks_with_scores_of_their_own_kind_are_averaged_alike():
+    matrix = ScoreMatrix(("a", "b", "c"), (0, 50, 25), [[80], [60, 90], [70, 72, 85]])
+    assert average_old(matrix) == (None, 60, 71)
+    assert ScoreMatrix.from_dict(to_dict(matrix)) == matrix
+
+
+def test_a_pooled_matrix_goes_on_from_what_was_written_after_the_first_task():
+    first = ScoreMatrix(("a", "b"), (50, 25)).add([80], seen=80)
+    written = ScoreMatrix.from_dict(to_dict(first))
+    after = {"seen": 45.0, "old": 40.0}
+    assert to_dict(written.add([40, 60], **after)) == to_dict(first.add([40, 60], **after))
+
+
+def test_averages_over_old_tasks_are_checked():
+    with pytest.raises(ValueError, match="2 rows need as many averages over earlier tasks, or none; found 1"):
+        ScoreMatrix(("a", "b"), (0, 0), [[1], [1, 2]], old=(None,))
+    with pytest.raises(ValueError, match="the old average after task 1 must be a percentage"):
+        ScoreMatrix(("a", "b"), (0, 0), [[1], [1, 2]], old=(None, 101))

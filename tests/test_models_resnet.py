@@ -115,3 +115,20 @@ def test_a_stem_or_width_that_does_not_exist_is_refused():
         build_resnet(64, "vgg")
     with pytest.raises(ValueError, match="must be positive, found 0"):
         build_resnet(0)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_scoring_works_in_place_and_gives_the_same_numbers(channels_last):
+    torch.manual_seed(0)
+    encoder = build_resnet(8, channels_last=channels_last).eval()
+    batch = {"pixel_values": torch.randn(3, 3, 32, 32)}
+    expected = encoder(batch).detach()
+    with torch.no_grad():
+        assert torch.equal(encoder(batch), expected)
+    assert torch.equal(encoder(batch).detach(), expected)  # what it was given is as it was
+
+
+def test_a_width_that_the_layout_does_not_suit_keeps_the_default():
+    narrow = build_resnet(4, channels_last=True)
+    assert narrow.memory_format == torch.contiguous_format
+    assert narrow.blocks[0].conv1.weight.is_contiguous()

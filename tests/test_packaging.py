@@ -154,8 +154,10 @@ def test_the_installed_package_runs_where_nothing_else_is(installed, tmp_path):
     assert done.returncode == 0, done.stderr
     for name in ("vqa", "snli-ve", "shapes", "ewc_dr", "adapters"):
         assert name in done.stdout
-    code = "import mcit, mcit.tasks.vqa, mcit.configs, mcit.cli\n"
-    code += "print(mcit.__file__, mcit.tasks.vqa.__file__, mcit.cli.find_config('efcil/cifar100-mini'), sep='\\n')"
+    code = "import mcit, mcit.tasks.vqa, mcit.configs, mcit.commands.run\n"
+    code += (
+        "print(mcit.__file__, mcit.tasks.vqa.__file__, mcit.commands.run.find_config('efcil/cifar100-mini'), sep='\\n')"
+    )
     done = run("-c", code, cwd=tmp_path, PYTHONPATH=str(installed))
     assert done.returncode == 0, done.stderr
     assert all(Path(line).is_relative_to(installed) for line in done.stdout.split())

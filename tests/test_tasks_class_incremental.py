@@ -15,6 +15,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 from mcit.config import ConfigError, RunConfig, parse, read_yaml
 from mcit.data.class_incremental import FIRST_RECIPE, LATER_RECIPE, stretch_recipe
+from mcit.data.image_folders import StoredImages
 from mcit.data.shapes import CLASS_NAMES, draw_shapes
 from mcit.data.splits import order_classes
 from mcit.registry import find_task
@@ -176,8 +177,8 @@ def test_a_recipe_may_be_changed_in_part_or_replaced():
     first, later = (
         t.recipe for t in Shapes.sequence("2x10", {"recipe": {"learning_rate": 0.02, "epochs": 20}}, seed=1)
     )
-    assert (first.learning_rate, first.epochs, first.milestones) == (0.02, 20, (6, 12, 17))
-    assert (later.weight_decay, later.epochs) == (2e-4, 20)
+    assert (first.learning_rate, first.epochs, first.milestones) == (0.02, 20, (12, 17))
+    assert (later.weight_decay, later.epochs) == (5e-4, 20)
     own = Recipe(epochs=3, batch_size=8, learning_rate=1.0)
     assert all(task.recipe is own for task in Shapes.sequence("2x10", {"recipe": own}, seed=1))
     changed = replace(Shapes.sequence("2x10", {}, seed=1)[1], recipe=own)
@@ -191,7 +192,7 @@ def test_a_recipe_may_be_changed_in_part_or_replaced():
     [
         (Cifar100, "10x10", "cifar"),
         (Cifar100, "50+10x5", "cifar"),
-        (Shapes, "12+4x2", "cifar"),
+        (Shapes, "12+4x2", "podnet"),
         (TinyImageNet, "10x20", "imagenet"),
         (TinyImageNet, "100+10x10", "podnet"),
         (ImageNetSubset, "5x20", "imagenet"),
@@ -297,3 +298,19 @@ def test_the_small_settings_are_the_protocol_in_small(name, sizes):
     assert (tasks[0].recipe.milestones, tasks[1].recipe.milestones) == ((5, 10, 14), (5, 8, 10))
     assert tasks[0].part.order == order_classes(100, 1993)[:20]
     assert (config.model.width, config.seed) == (16, 1)
+
+
+def test_a_fingerprint_changes_with_any_pixel_label_or_class_order():
+    def fingerprint(change=lambda pixels, labels: None, **options):
+        task = find_task("shapes").sequence("5x4", options, 1)[1]
+        pixels, labels = draw_shapes("train")
+        pixels, labels = pixels.clone(), labels.clone()
+        change(pixels, labels)
+        task.part.pool["train"] = StoredImages(pixels, labels)
+        return task.fingerprint()
+
+    known = fingerprint()
+    assert fingerprint() == known
+    assert fingerprint(lambda pixels, labels: pixels[7, 0, 3].add_(1)) != known
+    assert fingerprint(lambda pixels, labels: labels[3].add_(1)) != known
+    assert fingerprint(class_order_seed=5) != known

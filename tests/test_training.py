@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -27,7 +26,7 @@ from torch import nn
 from torch.testing import assert_close
 from torch.utils.data import SequentialSampler
 
-from mcit import training
+from mcit import batches, training
 from mcit.config import ConfigError, TrainingConfig, parse
 from mcit.importance import measure_importance
 from mcit.method import Method
@@ -126,14 +125,12 @@ def test_every_task_has_a_new_optimizer_that_knows_the_active_head_only(world, t
 # Batches
 
 
-def divide(order, batch_size, world, accumulate):
+def divide_among(order, batch_size, world, accumulate):
     """The parts of every process: process -> step -> parts."""
-    config = TrainingConfig(accumulate=accumulate)
     found = []
     for rank in range(world):
-        trainer = Trainer(config, SimpleNamespace(process_index=rank, num_processes=world), seed=1)
         steps = [[]]
-        for micro in trainer._divide(order, batch_size):
+        for micro in batches.divide(order, batch_size, accumulate, rank, world):
             steps[-1].append(micro)
             if micro.last:
                 steps.append([])
@@ -147,7 +144,7 @@ def divide(order, batch_size, world, accumulate):
 @pytest.mark.parametrize(("count", "batch_size"), [(17, 8), (16, 8), (5, 8), (1, 4), (23, 5)])
 def test_global_batches_are_the_same_for_any_number_of_processes_and_parts(count, batch_size, world, accumulate):
     order = torch.randperm(count).tolist()
-    shares = divide(order, batch_size, world, accumulate)
+    shares = divide_among(order, batch_size, world, accumulate)
     whole = [order[start : start + batch_size] for start in range(0, count, batch_size)]
     assert all(len(steps) == len(whole) for steps in shares)
     for number, batch in enumerate(whole):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
+from multiprocessing import parent_process
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,17 +13,23 @@ import datasets
 import numpy as np
 import pyarrow.compute as arrow_compute
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import Dataset
+from tqdm.auto import tqdm
 
 from mcit.data.arrow import fingerprint, load_table, read_about
-from mcit.data.images import ImageFolder
-from mcit.data.records import DataProblems, Record, problems_of, read_records
+from mcit.data.bad_records import BadRecords, Policy
+from mcit.data.image_cache import ImageCache, PreparedPicture
+from mcit.data.images import ImageFolder, Picture
+from mcit.data.lazy_examples import LazyExamples, Row
+from mcit.data.records import BadRecord, DataProblems, Record, problems_of, read_records
 from mcit.data.scores import Accuracy
+from mcit.data.verification import find_bad_rows, verify_cache
 from mcit.task import Batch, DataError, Split, Task
 
-Row = dict[str, Any]
+Shown = Image.Image | PreparedPicture  # what a processor's `read_images` takes
 _DECODED = 5  # images that `check` opens per split: the first, the last, some in between
 
 
@@ -34,28 +41,42 @@ class AnnotatedTask(Task):
 
     parser: ClassVar[int] = 1  # counts the changes of what `read` makes of a record
     splits: ClassVar[Mapping[str, str]]  # the split's name in the official files
+    sizes: ClassVar[Mapping[str, int]]  # how many records the official files of a split have
     features: ClassVar[Mapping[str, Any]]  # of a row; `id` names an example, `record` is added
     source: ClassVar[str]  # where the official files come from
+    page: ClassVar[str]  # where they are downloaded
+    archives: ClassVar[Mapping[str, str]] = {}  # what they come packed in, and the folder that it fills
+    on_bad_record: Policy = "fail"
     image_columns: tuple[str, ...] = ("image",)  # those that hold keys of the image folder
+    image_key: ClassVar[Callable[[str], Any]]  # what a file of that folder is looked up by
 
     @abstractmethod
     def files(self, split: str) -> tuple[Path, ...]:
         """The annotation files of an official split; the last one holds the records."""
 
     @abstractmethod
-    def reader(self, split: str) -> Callable[[Record], Row | None]:
-        """What makes a row of a record, None of one that does not count, a DataError of one that is wrong."""
+    def reader(self, split: str, bad: BadRecords) -> Callable[[Record], Row | None]:
+        """What makes a row of a record, None of one that does not count, a BadRecord of one that is wrong."""
 
     @abstractmethod
-    def folder(self, split: str) -> ImageFolder:
-        """The images of an official split, listed."""
+    def image_place(self, split: str) -> tuple[str, ...]:
+        """The folder below the root that the images of an official split are in, by its parts."""
 
     @abstractmethod
-    def open(self, row: Row, images: ImageFolder) -> Row:
-        """The example of a row, its images decoded."""
+    def example(self, row: Row, shown: Sequence[Shown]) -> Row:
+        """The example of a row and of the pictures it shows."""
 
-    def records(self, split: str) -> Iterator[Record]:
-        return read_records(self.files(split)[-1])
+    def records(self, split: str, bad: BadRecords) -> Iterator[Record]:
+        return read_records(self.files(split)[-1], on_bad=bad.add)
+
+    def pictures(self, row: Row, images: ImageFolder) -> tuple[Picture, ...]:
+        """What a row shows, not decoded; needs the row's `picture_columns` only."""
+        return tuple(images.picture(row[column]) for column in self.image_columns)
+
+    @property
+    def picture_columns(self) -> tuple[str, ...]:
+        """The columns of a row that decide its pictures."""
+        return self.image_columns
 
     def options(self) -> Mapping[str, Any]:
         """Options that change the table."""
@@ -66,6 +87,15 @@ class AnnotatedTask(Task):
             raise DataError(f"task {self.name!r} needs the folder of its data, and none is given: set --data-root")
         return Path(self.root).joinpath(*names)
 
+    def folder(self, split: str) -> ImageFolder:
+        """The images of an official split, listed."""
+        place = self.image_place(split)
+        return ImageFolder.listed(self.path(*place), self.image_key, self.source, prefix="/".join(place))
+
+    def remarks(self) -> list[str]:
+        """What else there is to say of data that are all there; a DataError ends in its remedy."""
+        return []
+
     def table(self, split: Split) -> datasets.Dataset:
         """The rows of a split, memory mapped; parsed first if these files have not been parsed before."""
         official = self._official(split)
@@ -75,19 +105,46 @@ class AnnotatedTask(Task):
             raise DataProblems(absent)
         features = datasets.Features({"record": datasets.Value("int64"), **self.features})
         options = {"task": self.name, "split": official, "parser": self.parser, **self.options()}
-        about = {"dropped": 0}
+        if self.on_bad_record != "fail":
+            options["on_bad_record"] = self.on_bad_record
+        about: dict[str, Any] = {"dropped": 0}
         rows = partial(self._rows, official, about)
         return load_table(f"{self.name}-{official}", files, options, features, rows, about)
 
     def fingerprint(self) -> str:
-        return fingerprint([path for split in ("train", "eval") for path in self.files(self._official(split))], {})
+        files = [path for split in ("train", "eval") for path in self.files(self._official(split))]
+        used = {split: self._usable(split)[0] for split in ("train", "eval")}  # with images left out, other examples
+        return fingerprint(files, {split: rows for split, rows in used.items() if rows is not None})
 
     def dropped(self, split: Split) -> int:
         """How many records of a split do not count, such as those whose annotators did not agree."""
         return read_about(self.table(split))["dropped"]
 
+    def skipped_records(self, split: Split) -> BadRecords:
+        """The wrong records of a split that are left out."""
+        about = read_about(self.table(split))
+        return BadRecords.from_dict(about["skipped"]) if "skipped" in about else BadRecords()
+
+    def skipped(self, split: Split) -> BadRecords:
+        """The same with the records that are left out because of their images."""
+        return self.skipped_records(split).merge(self._usable(split)[1])
+
+    def count_records(self, split: Split) -> int:
+        """How many records the file of a split has, the dropped and the wrong ones included."""
+        about = read_about(self.table(split))
+        return about["rows"] + about["dropped"] + about.get("skipped", {}).get("records", 0)
+
     def examples(self, split: Split) -> Dataset:
-        return LazyExamples(self, self.table(split), self.folder(self._official(split)))
+        table, images = self.table(split), self.folder(self._official(split))
+        rows, _ = self._usable(split)
+        if rows is not None:
+            table = table.select(rows)
+        return LazyExamples(self, table, images, ImageCache.find(self.path()), self.files(self._official(split))[-1])
+
+    def open(self, row: Row, images: ImageFolder, cache: ImageCache | None = None, where: str = "") -> Row:
+        """The example of a row, its images decoded; with a cache, they are left to the processor."""
+        pictures = self.pictures(row, images)
+        return self.example(row, [p.open() if cache is None else PreparedPicture(p, cache, where) for p in pictures])
 
     def check(self) -> None:
         problems: list[str] = []
@@ -95,12 +152,35 @@ class AnnotatedTask(Task):
             try:
                 table = self.table(split)
                 images = self.folder(self._official(split))
+                rows, _ = self._usable(split)
             except DataError as error:
                 problems += problems_of(error)
             else:
+                table = table if rows is None else table.select(rows)
                 problems += self._check_images(table, images, self.files(self._official(split))[-1])
         if problems:
             raise DataProblems(dict.fromkeys(problems))  # two splits may lack the same folder
+
+    def notices(self, processor: Any) -> list[str]:
+        lines = []
+        for split in ("train", "eval"):
+            bad = self.skipped(split)
+            if len(bad):
+                lines.append(f"{self.name}, {self._official(split)}: {bad.describe(self.count_records(split))}")
+        cache = ImageCache.find(self.path())
+        if cache is not None:
+            lines.append(f"{self.name}: {cache.describe(getattr(processor, 'resizing', None))}")
+        return lines
+
+    def describe_data(self) -> dict[str, Any]:
+        return {
+            split: {
+                "records": self.count_records(split),
+                "dropped": self.dropped(split),
+                "skipped": self.skipped(split).to_dict(),
+            }
+            for split in ("train", "eval")
+        }
 
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
         return functional.cross_entropy(logits, batch["labels"])
@@ -119,11 +199,37 @@ class AnnotatedTask(Task):
             raise DataError(f"task {self.name!r} has no labelled {split!r} split (splits: {', '.join(self.splits)})")
         return self.splits[split]
 
-    def _rows(self, split: str, about: dict[str, int]) -> Iterator[Row]:
-        """Rows of the records that are right; if any is wrong, one error at the end that lists them."""
-        problems, first_record = [], {}
-        read = self.reader(split)
-        for record in self.records(split):
+    @cached_property
+    def _known_usable(self) -> dict[str, tuple[list[int] | None, BadRecords]]:
+        return {}
+
+    def _usable(self, split: Split) -> tuple[list[int] | None, BadRecords]:
+        """The rows whose pictures can be opened, None for all, and what is wrong with the others.
+
+        Where wrong records are an error, an image is opened no sooner than it is needed. Where they are left out, every
+        image is opened once beforehand: which examples there are must not be found out while they are learned.
+        """
+        if self.on_bad_record == "fail":
+            return None, BadRecords()
+        if split not in self._known_usable:
+            file, table = self.files(self._official(split))[-1], self.table(split)
+            found = find_bad_rows(self, table, self.folder(self._official(split)))
+            bad = BadRecords()
+            for row, error in found.items():
+                bad.add(BadRecord(f"{file}, record {table[row]['record']}: {error}", error.reason))
+            rows = [row for row in range(len(table)) if row not in found] if found else None
+            if rows == []:
+                raise DataError(f"no record of {file} has an image that can be opened: {bad.describe(len(table))}")
+            self._known_usable[split] = rows, bad
+        return self._known_usable[split]
+
+    def _rows(self, split: str, about: dict[str, Any]) -> Iterator[Row]:
+        """Rows of the records that are right; what is wrong is an error at the end that lists it, or is counted."""
+        bad, first_record = BadRecords(self.on_bad_record), {}
+        read = self.reader(split, bad)
+        quiet = True if parent_process() else None  # of several processes that parse at once, none draws a bar
+        records = self.records(split, bad)
+        for record in tqdm(records, f"read {self.name} {split}", unit=" records", leave=False, disable=quiet, delay=1):
             try:
                 row = read(record)
                 if row is None:
@@ -131,15 +237,17 @@ class AnnotatedTask(Task):
                     continue
                 number = first_record.setdefault(row["id"], record.number)
                 if number != record.number:
-                    raise record.error(f"the id {row['id']!r} is already that of record {number}")
-            except DataError as error:
-                problems.append(str(error))
+                    raise record.error(f"the id {row['id']!r} is already that of record {number}", "duplicate id")
+            except BadRecord as error:
+                bad.add(error)
             else:
                 yield {"record": record.number, **row}
-        if problems:
-            raise DataProblems(problems)
+        bad.raise_if_any()
         if not first_record:
-            raise DataError(f"{self.files(split)[-1]} holds no examples; {self.source}")
+            lead = f"; {bad.describe(len(bad))}" if len(bad) else ""
+            raise DataError(f"{self.files(split)[-1]} holds no examples{lead}; {self.source}")
+        if self.on_bad_record == "skip":
+            about["skipped"] = bad.to_dict()
 
     def _check_images(self, table: datasets.Dataset, images: ImageFolder, file: Path) -> list[str]:
         problems = []
@@ -151,33 +259,17 @@ class AnnotatedTask(Task):
                 more = f", and {len(absent) - 1} more that records name" if len(absent) > 1 else ""
                 lacks = f"{images.path} lacks {column} {absent[0]!r}{more}; {self.source}"
                 problems.append(f"{file}, record {record}: {lacks}")
+        cache = ImageCache.find(self.path())
         for place in np.unique(np.linspace(0, len(table) - 1, _DECODED).astype(int)).tolist():
             row = table[place]
             if all(row[column] in images.index for column in self.image_columns):
                 try:
                     self.open(row, images)
+                    if cache is not None:
+                        verify_cache(cache, self.pictures(row, images))
                 except DataError as error:
                     problems.append(f"{file}, record {row['record']}: {error}")
         return problems
-
-
-class LazyExamples(Dataset):
-    """Rows of a table whose images are opened when an example is asked for, in whichever worker asks."""
-
-    def __init__(self, task: AnnotatedTask, table: datasets.Dataset, images: ImageFolder):
-        self.task, self.table, self.images = task, table, images
-
-    def __len__(self) -> int:
-        return len(self.table)
-
-    def __getitem__(self, index: int) -> Row:
-        return self.task.open(self.table[index], self.images)
-
-    def __getitems__(self, indices: Sequence[int]) -> list[Row]:
-        """A batch in one read of the table, ten times faster than row by row."""
-        columns = self.table[list(indices)]
-        rows = (dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True))
-        return [self.task.open(row, self.images) for row in rows]
 
 
 def stack_labels(examples: Any, name: str = "label") -> Tensor:

@@ -59,6 +59,7 @@ def normalise(answer: str) -> str:
     return " ".join(_CONTRACTIONS.get(word, word) for word in words if word not in _ARTICLES)
 
 
+@functools.lru_cache(maxsize=1 << 18)
 def clean(answer: str) -> str:
     """What the official evaluation does to every answer before it looks at it."""
     return answer.replace("\n", " ").replace("\t", " ").strip()

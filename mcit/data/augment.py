@@ -1,7 +1,8 @@
 """Image augmentation as tensor operations on a whole batch, with Pillow's arithmetic.
 
 Every operation comes in two halves: what is drawn (from the global torch generator, so that `torch.manual_seed`
-repeats it) and what is done with the draw, which is deterministic. Images are uint8 [batch, 3, height, width].
+repeats it, and for all of a batch that processes share) and what is done with the draw, which is deterministic. Images
+are uint8 [batch, 3, height, width].
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+
+from mcit.global_batch import draw_rows
 
 _COEFFICIENT_BITS = 22  # Pillow resamples 8-bit images with fixed-point weights of this many bits
 
@@ -81,18 +84,18 @@ def normalize(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Te
 
 def draw_corners(count: int, padding: int) -> tuple[Tensor, Tensor]:
     """Where each padded image is cut: all (2 * padding + 1)^2 corners are equally likely."""
-    tops, lefts = torch.randint(0, 2 * padding + 1, (2, count))
+    tops, lefts = draw_rows(lambda rows: torch.randint(0, 2 * padding + 1, (2, rows)).T, count).unbind(1)
     return tops, lefts
 
 
 def draw_flips(count: int) -> Tensor:
     """A fair coin for each image."""
-    return torch.rand(count) < 0.5
+    return draw_rows(torch.rand, count) < 0.5
 
 
 def draw_factors(count: int, spread: float) -> Tensor:
     """A brightness factor for each image, uniform in 1 - spread .. 1 + spread."""
-    return 1 + spread * (2 * torch.rand(count) - 1)
+    return 1 + spread * (2 * draw_rows(torch.rand, count) - 1)
 
 
 def draw_boxes(
@@ -107,19 +110,35 @@ def draw_boxes(
     The share of the area is uniform in `scale`, the aspect ratio log-uniform in `ratio`; of `attempts` draws the first
     that fits the image counts, and where none does, the largest centred box with an allowed ratio.
     """
-    shape = (len(heights), attempts)
+    numbers = draw_rows(lambda rows: draw_box_numbers(rows, scale, ratio, attempts), len(heights))
+    return fit_boxes(heights, widths, numbers, ratio)
+
+
+def draw_box_numbers(
+    count: int,
+    scale: tuple[float, float] = (0.08, 1.0),
+    ratio: tuple[float, float] = (3 / 4, 4 / 3),
+    attempts: int = 10,
+) -> Tensor:
+    """For each image and attempt the share of the area, the logarithm of the aspect ratio, and two places."""
+    shares = torch.empty(count, attempts).uniform_(*scale)
+    aspects = torch.empty(count, attempts).uniform_(math.log(ratio[0]), math.log(ratio[1]))
+    return torch.stack([shares, aspects, *torch.rand(2, count, attempts)], dim=1)  # [images, 4, attempts]
+
+
+def fit_boxes(heights: Tensor, widths: Tensor, numbers: Tensor, ratio: tuple[float, float] = (3 / 4, 4 / 3)) -> Tensor:
+    """The boxes that such numbers mean for images of these sizes."""
     heights, widths = heights.view(-1, 1), widths.view(-1, 1)
-    area = (heights * widths) * torch.empty(shape).uniform_(*scale)
-    aspect = torch.empty(shape).uniform_(math.log(ratio[0]), math.log(ratio[1])).exp_()
+    shares, aspects, down, across = numbers.unbind(1)  # [images, attempts] each
+    area, aspect = (heights * widths) * shares, aspects.exp()
     tall, wide = (area / aspect).sqrt_().round_().long(), (area * aspect).sqrt_().round_().long()
-    places = torch.rand(2, *shape)
     fits = (tall > 0) & (tall <= heights) & (wide > 0) & (wide <= widths)
     # rounding may carry the product to the bound itself, which would be one too many
-    top = torch.minimum((places[0] * (heights - tall + 1)).long(), heights - tall)
-    left = torch.minimum((places[1] * (widths - wide + 1)).long(), widths - wide)
+    top = torch.minimum((down * (heights - tall + 1)).long(), heights - tall)
+    left = torch.minimum((across * (widths - wide + 1)).long(), widths - wide)
     candidates = torch.stack([top, left, tall, wide], dim=2)  # [images, attempts, 4]
     first = fits.long().argmax(dim=1)
-    boxes = candidates[torch.arange(shape[0]), first]
+    boxes = candidates[torch.arange(len(heights)), first]
     return torch.where(fits.any(dim=1, keepdim=True), boxes, _largest_boxes(heights, widths, ratio))
 
 

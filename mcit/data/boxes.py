@@ -13,6 +13,7 @@ _NAMES = (
 )
 NAMES = tuple(_NAMES.split())
 GREY = (145, 145, 145)
+STYLE = 1  # counts the changes of what `draw_boxes` makes of the same image and boxes
 _OUTLINE = 7  # pixels, where the image's shorter side has at least _FULL_SIZE
 _FULL_SIZE = 720
 _OPACITY = round(0.15 * 255)

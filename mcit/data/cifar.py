@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import io
 import pickle
+import pickletools
 import re
+import struct
 import tarfile
-from collections.abc import Sequence
+import zlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -17,7 +23,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from mcit.data.bad_records import OnBad, refuse
 from mcit.data.image_folders import StoredImages, find_folder, list_folders, list_images, store_files, store_images
+from mcit.data.images import decode_image
+from mcit.data.records import BadRecord, shorten, shorten_text
 from mcit.task import DataError
 
 _NAMES = """
@@ -35,118 +44,188 @@ _NEEDED = (
     "CIFAR-100 is one of train*.parquet and test*.parquet (columns img and fine_label), train/<class>/*.png and "
     "test/<class>/*.png, the archive cifar-100-python.tar.gz, or its folder cifar-100-python"
 )
-_READ_ERRORS = (pickle.UnpicklingError, EOFError, ValueError, TypeError, KeyError, IndexError, AttributeError)
+_READ_ERRORS = (
+    pickle.UnpicklingError,
+    EOFError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    MemoryError,
+    RecursionError,
+    struct.error,
+)
+_MOST_OBJECTS = 10_000_000
+_LARGEST = 1 << 30  # bytes of a member of the archive; the official ones have 150 million and less
 
 
-def read_cifar100(root: Path | None, split: str, kept: Sequence[int]) -> StoredImages:
+@dataclass(frozen=True)
+class _Listing:
+    """The rows of a part whose label is right, and what opens some of them."""
+
+    labels: Sequence[int]
+    load: Callable[[Sequence[int], OnBad], StoredImages]  # of places in `labels`
+
+
+def read_cifar100(root: Path | None, split: str, kept: Sequence[int], on_bad: OnBad = refuse) -> StoredImages:
     """The images of the labels in `kept`; labels are the official fine labels 0..99, whichever of them are there."""
-    part = "train" if split == "train" else "test"
-    folder = find_folder(root, ["cifar100", "data", "cifar-100-python"], lambda f: _find_reader(f) is not None, _NEEDED)
-    read = _find_reader(folder)
-    images = read(folder, part)
-    missing = sorted(set(kept) - set(images.labels.tolist()))
+    folder, part = find_cifar100(root), _part(split)
+    listing = _find_form(folder)(folder, part, on_bad)
+    missing = sorted(set(kept) - set(listing.labels))
     if missing:
-        present = len(images.labels.unique())
         raise DataError(
-            f"{folder} holds {present} classes in '{part}' and lacks {len(missing)} that are needed, first label "
-            f"{missing[0]} ({CLASS_NAMES[missing[0]]}); set tasks.cifar100.classes to learn fewer, or fetch the whole"
+            f"{folder} holds {len(set(listing.labels))} classes in '{part}' and lacks {len(missing)} that are needed, "
+            f"first label {missing[0]} ({CLASS_NAMES[missing[0]]}); set tasks.cifar100.classes to learn fewer, or "
+            "fetch the whole"
         )
-    rows = torch.isin(images.labels, torch.tensor(list(kept)))
-    return images if rows.all() else StoredImages(images.pixels[rows], images.labels[rows])
+    wanted = set(kept)
+    return listing.load([row for row, label in enumerate(listing.labels) if label in wanted], on_bad)
 
 
-def _find_reader(folder: Path) -> Any:
+def count_cifar100(root: Path | None, split: str) -> Counter[int]:
+    """How many images each label has, without opening them; rows whose label is wrong do not count."""
+    folder = find_cifar100(root)
+    return Counter(_find_form(folder)(folder, _part(split), lambda error: None).labels)
+
+
+def find_cifar100(root: Path | None) -> Path:
+    """The folder that the data are in, whatever their form."""
+    return find_folder(root, ["cifar100", "data", "cifar-100-python"], lambda f: _find_form(f) is not None, _NEEDED)
+
+
+def _part(split: str) -> str:
+    return "train" if split == "train" else "test"
+
+
+def _find_form(folder: Path) -> Callable[[Path, str, OnBad], _Listing] | None:
     if any(folder.glob("train*.parquet")):
-        return _read_parquet
+        return _list_parquet
     if (folder / "train").is_dir():
-        return _read_folders
+        return _list_folders
     if (folder / "cifar-100-python.tar.gz").is_file():
-        return _read_archive
+        return _list_archive
     if (folder / "cifar-100-python").is_dir():
-        return lambda folder, part: _read_extracted(folder / "cifar-100-python", part)
-    return _read_extracted if (folder / "train").is_file() else None
+        return lambda folder, part, on_bad: _list_extracted(folder / "cifar-100-python", part, on_bad)
+    return _list_extracted if (folder / "train").is_file() else None
 
 
-def _read_parquet(folder: Path, part: str) -> StoredImages:
+def _list_parquet(folder: Path, part: str, on_bad: OnBad) -> _Listing:
     files = sorted(folder.glob(f"{part}*.parquet"))
     if not files:
         raise DataError(f"{folder} has no {part}*.parquet beside its train files")
-    images, labels = [], []
+    labels, places = [], []
     for file in files:
-        table = _open_parquet(file)
-        column = next((name for name in ("img", "image") if name in table.column_names), None)
-        if column is None or "fine_label" not in table.column_names:
-            found = ", ".join(table.column_names)
-            raise DataError(f"{file} needs the columns img (or image) and fine_label, found {found}")
-        labels += _check_labels(table["fine_label"].to_pylist(), str(file))
-        for row, cell in enumerate(table[column].to_pylist()):
-            name = f"{file}, row {row}"
-            if not isinstance(cell, dict) or not isinstance(cell.get("bytes"), bytes):
-                raise DataError(f"{name}: column {column} holds no image bytes")
-            images.append((name, cell["bytes"]))
-    return store_images(((name, _decode(data, name)) for name, data in images), labels, side=32)
+        found = _read_columns(file, ["fine_label"])["fine_label"].to_pylist()
+        rows = _check_labels(found, str(file), on_bad)
+        labels += [found[row] for row in rows]
+        places += [(file, row) for row in rows]
+    return _Listing(labels, partial(_load_parquet, labels, places))
 
 
-def _decode(data: bytes, name: str) -> Image.Image:
+def _load_parquet(
+    labels: Sequence[int], places: Sequence[tuple[Path, int]], rows: Sequence[int], on_bad: OnBad
+) -> StoredImages:
+    columns = {}
+    for file in dict.fromkeys(places[row][0] for row in rows):
+        table = _read_columns(file, ["img", "image"])
+        columns[file] = table.column(0)
+
+    def open_cell(file: Path, row: int, name: str) -> Image.Image:
+        cell = columns[file][row].as_py()
+        data = cell.get("bytes") if isinstance(cell, dict) else None
+        if not isinstance(data, bytes):
+            raise BadRecord(f"{name}: column {table.column_names[0]} holds no image bytes", "no image bytes")
+        return decode_image(data, name)
+
+    named = [(f"{file}, row {row}", file, row) for file, row in (places[row] for row in rows)]
+    images = ((name, partial(open_cell, file, row, name)) for name, file, row in named)
+    return store_images(images, [labels[row] for row in rows], side=32, on_bad=on_bad)
+
+
+def _read_columns(file: Path, either: Sequence[str]) -> pyarrow.Table:
+    """The first of these columns that a Parquet file has."""
     try:
-        with Image.open(io.BytesIO(data)) as image:
-            return image.convert("RGB")
-    except (OSError, SyntaxError, ValueError) as error:  # a broken PNG may be any of these
-        raise DataError(f"{name} is no readable image ({error}); fetch it again") from None
-
-
-def _open_parquet(file: Path) -> Any:
-    try:
-        return pyarrow.parquet.read_table(file)
-    except (pyarrow.ArrowException, OSError) as error:
+        names = pyarrow.parquet.read_schema(file).names
+        found = [name for name in either if name in names][:1]
+        if not found:
+            listed = shorten_text(", ".join(names))
+            raise DataError(f"{file} needs the columns img (or image) and fine_label, found {listed}")
+        return pyarrow.parquet.read_table(file, columns=found)
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file} is not a readable Parquet file ({error}); fetch it again") from None
 
 
-def _read_folders(folder: Path, part: str) -> StoredImages:
+def _list_folders(folder: Path, part: str, on_bad: OnBad) -> _Listing:
     names = list_folders(folder / part)
     labels = {name: _folder_label(name, folder / part) for name in names}
-    return store_files([(path, labels[name]) for name in names for path in list_images(folder / part / name)], side=32)
+    files = [(path, labels[name]) for name in names for path in list_images(folder / part / name)]
+    load = lambda rows, on_bad: store_files([files[row] for row in rows], side=32, on_bad=on_bad)  # noqa: E731
+    return _Listing([label for _, label in files], load)
 
 
 def _folder_label(name: str, folder: Path) -> int:
     """A class folder is called as the class is, or by the number of its fine label."""
     if name in CLASS_NAMES:
         return CLASS_NAMES.index(name)
-    if re.fullmatch(r"\d{1,2}", name):
+    if re.fullmatch(r"[0-9]{1,2}", name):
         return int(name)
     raise DataError(f"{folder / name} is no class of CIFAR-100: use the class names (apple) or the fine labels (0)")
 
 
-def _read_archive(folder: Path, part: str) -> StoredImages:
+def _list_archive(folder: Path, part: str, on_bad: OnBad) -> _Listing:
     archive = folder / "cifar-100-python.tar.gz"
     try:
         with tarfile.open(archive, "r:gz") as opened:
             member = opened.extractfile(f"cifar-100-python/{part}")
             if member is None:
                 raise DataError(f"cifar-100-python/{part} in {archive} is not a file")
-            return _read_official(io.BytesIO(member.read()), f"{archive}:{part}")
+            content = member.read(_LARGEST + 1)
     except KeyError:
         raise DataError(f"{archive} has no member cifar-100-python/{part}; fetch it again") from None
-    except (tarfile.TarError, EOFError, OSError) as error:
+    except (tarfile.TarError, EOFError, OSError, zlib.error, ValueError) as error:
+        if isinstance(error, DataError):
+            raise
         raise DataError(f"{archive} is not a readable archive ({error}); fetch it again") from None
+    if len(content) > _LARGEST:
+        raise DataError(f"cifar-100-python/{part} in {archive} is larger than any official file; fetch it again")
+    return _list_official(io.BytesIO(content), f"{archive}:{part}", on_bad)
 
 
-def _read_extracted(folder: Path, part: str) -> StoredImages:
+def _list_extracted(folder: Path, part: str, on_bad: OnBad) -> _Listing:
     if not (folder / part).is_file():
         raise DataError(f"{folder / part} is missing")
-    with (folder / part).open("rb") as opened:
-        return _read_official(opened, str(folder / part))
-
-
-def _read_official(opened: BinaryIO, name: str) -> StoredImages:
     try:
+        with (folder / part).open("rb") as opened:
+            return _list_official(opened, str(folder / part), on_bad)
+    except OSError as error:
+        raise DataError(f"{folder / part} cannot be read: {error.strerror}") from None
+
+
+def _list_official(opened: BinaryIO, name: str, on_bad: OnBad) -> _Listing:
+    try:
+        _check_numbers(opened)
         content = ArrayUnpickler(opened).load()
     except _READ_ERRORS as error:
         raise DataError(f"{name} is not a file of the official CIFAR-100 archive: {error}") from None
     if not isinstance(content, dict) or not {b"data", b"fine_labels"} <= content.keys():
         raise DataError(f"{name} lacks the entries 'data' and 'fine_labels' of the official archive")
-    labels = _check_labels(content[b"fine_labels"], name)
-    return StoredImages(_check_pixels(content[b"data"], len(labels), name), torch.tensor(labels, dtype=torch.long))
+    found = content[b"fine_labels"]
+    places = _check_labels(found, name, on_bad)
+    pixels, labels = _check_pixels(content[b"data"], len(found), name), [found[place] for place in places]
+
+    def load(rows: Sequence[int], on_bad: OnBad) -> StoredImages:
+        return StoredImages(pixels[[places[row] for row in rows]], torch.tensor([labels[row] for row in rows]))
+
+    return _Listing(labels, load)
+
+
+def _check_numbers(opened: BinaryIO) -> None:
+    """A pickle numbers its objects, and Python makes a table as long as the largest number: a few bytes fill memory."""
+    for opcode, argument, _ in pickletools.genops(opened):
+        if opcode.name.endswith("PUT") and argument > _MOST_OBJECTS:
+            raise pickle.UnpicklingError(f"it gives an object the number {argument}")
+    opened.seek(0)
 
 
 def _check_pixels(data: Any, count: int, name: str) -> Tensor:
@@ -156,13 +235,18 @@ def _check_pixels(data: Any, count: int, name: str) -> Tensor:
     return torch.from_numpy(numpy.array(data, order="C")).view(count, 3, 32, 32)
 
 
-def _check_labels(labels: Any, name: str) -> list[int]:
+def _check_labels(labels: Any, name: str, on_bad: OnBad) -> list[int]:
+    """The rows whose label is one of the hundred."""
     if not isinstance(labels, list) or not labels:
         raise DataError(f"{name} holds no fine labels")
+    right = []
     for row, label in enumerate(labels):
-        if not isinstance(label, int) or not 0 <= label < 100:
-            raise DataError(f"{name}, row {row}: fine label {label!r} is not one of 0..99")
-    return labels
+        if type(label) is int and 0 <= label < 100:
+            right.append(row)
+        else:
+            text = f"{name}, row {row}: fine label {shorten(label)} is not one of 0..99"
+            on_bad(BadRecord(text, "label out of range"))
+    return right
 
 
 class ArrayUnpickler(pickle.Unpickler):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,6 +17,7 @@ from torch.utils.data import Dataset
 
 from mcit.config import ConfigError, parse, to_dict
 from mcit.data.augment import normalize
+from mcit.data.bad_records import BadRecords, OnBad, Policy, refuse
 from mcit.data.image_folders import Images
 from mcit.data.scores import Accuracy
 from mcit.data.splits import is_equal, order_classes, parse_split
@@ -44,6 +47,7 @@ class Part:
     total: int  # classes known afterwards
     equal: bool = True  # whether all tasks of the sequence have as many classes
     pool: dict[str, Images] = field(default_factory=dict, repr=False)  # by split, read once
+    skipped: dict[str, BadRecords] = field(default_factory=dict, repr=False)  # by split, what was left out of it
 
 
 class LabelledImages(NamedTuple):
@@ -69,10 +73,15 @@ class ClassIncrementalTask(Task):
     first_epochs: int = FIRST_RECIPE.epochs
     later_epochs: int = LATER_RECIPE.epochs
     schedule_scale: float = 1.0  # multiplies the epochs; milestones stay at their fractions
+    on_bad_record: Policy = "fail"
     part: Part | None = field(default=None, repr=False, compare=False)  # set by `sequence`
 
     dataset: ClassVar[str]
     class_count: ClassVar[int]
+    sizes: ClassVar[Mapping[str, int]] = {}  # images of the official `train` and `eval`; none where they are generated
+    home: ClassVar[str] = ""  # the folder below the root that they are usually in
+    page: ClassVar[str] = ""  # where they are downloaded
+    archives: ClassVar[Mapping[str, str]] = {}  # what they come packed in, and the folder that it fills
     first_recipe: ClassVar[Recipe] = FIRST_RECIPE
     later_recipe: ClassVar[Recipe] = LATER_RECIPE
     mean: ClassVar[tuple[float, float, float]]
@@ -168,6 +177,17 @@ class ClassIncrementalTask(Task):
     def read_images(self, split: str, kept: Sequence[int]) -> Images:
         """The images of `train` or `eval` whose label is in `kept`, with the data set's own labels."""
 
+    def count_labels(self, split: str) -> Counter[int]:
+        """How many images of `train` or `eval` each of the data set's labels has, unopened; some may have none."""
+        raise NotImplementedError(f"{self.dataset} has no files to count")
+
+    def on_bad(self, split: str) -> OnBad:
+        """What becomes of a wrong record that is found while the images of a split are read."""
+        if self.on_bad_record == "fail":
+            return refuse
+        self.part.skipped[split] = BadRecords()
+        return self.part.skipped[split].add
+
     @abstractmethod
     def augment(self, pixels: Tensor) -> Tensor:
         """Training images, changed at random; values 0..255 whatever the type."""
@@ -187,6 +207,22 @@ class ClassIncrementalTask(Task):
             for index in first:  # decodes what is still in files
                 examples[index]
 
+    def notices(self, processor: Any) -> list[str]:
+        lines = []
+        for split, bad in self.part.skipped.items():
+            if len(bad) and self.known == 0:  # once for all tasks of the sequence
+                total = len(self.part.pool[split].labels) + len(bad)
+                lines.append(f"{self.dataset}, {split}: {bad.describe(total)}")
+        return lines
+
+    def describe_data(self) -> dict[str, Any]:
+        """Of the whole data set: its tasks share what was read and what was left out of it."""
+        nothing = BadRecords()
+        return {
+            split: {"records": len(images.labels), "skipped": self.part.skipped.get(split, nothing).to_dict()}
+            for split, images in self.part.pool.items()
+        }
+
     def examples(self, split: Split) -> ClassExamples:
         """This task's classes only; `eval` and `test` are the same images, since the protocol holds none out."""
         split = "train" if split == "train" else "eval"
@@ -198,6 +234,14 @@ class ClassIncrementalTask(Task):
         labels = position[images.labels]
         rows = ((labels >= self.known) & (labels < self.total)).nonzero().squeeze(1)
         return ClassExamples(images, rows, labels[rows], training=split == "train")
+
+    def fingerprint(self) -> str:
+        """Of all images of the sequence, which its tasks share, and of the classes of this one."""
+        found = hashlib.sha256(repr(list(self.part.order[: self.total])).encode())
+        for split in ("train", "eval"):
+            self.examples(split)  # reads them, if that has not been done
+            found.update(self.part.pool[split].digest.encode())
+        return found.hexdigest()[:32]
 
     def collate(self, examples: LabelledImages | Sequence[LabelledImages], processor: Any = None) -> Batch:
         """`pixel_values` and `labels`; training images are augmented, from the global torch generator."""

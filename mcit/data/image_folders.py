@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy
@@ -12,10 +15,15 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from mcit.data.augment import center_corner, draw_boxes
-from mcit.data.images import open_image, stays_inside
+from mcit.data.augment import center_corner, draw_box_numbers, fit_boxes
+from mcit.data.bad_records import OnBad, refuse
+from mcit.data.images import Picture, open_image, stays_inside
+from mcit.data.records import BadRecord
+from mcit.data.verification import find_bad_pictures
+from mcit.global_batch import draw_rows
 from mcit.task import DataError
 
+NOT_HERE = "does not hold the data"
 _SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".webp"}
 
 
@@ -30,6 +38,14 @@ class StoredImages:
         """The images of these rows, [rows, 3, height, width]."""
         return self.pixels.index_select(0, rows)
 
+    @cached_property
+    def digest(self) -> str:
+        """Of every pixel and label."""
+        found = hashlib.sha256(str(tuple(self.pixels.shape)).encode())
+        for tensor in (self.labels, self.pixels):
+            found.update(tensor.contiguous().numpy())
+        return found.hexdigest()
+
 
 @dataclass(frozen=True, eq=False)
 class ImageFiles:
@@ -42,9 +58,21 @@ class ImageFiles:
 
     def fetch(self, rows: Tensor, training: bool) -> Tensor:
         """The images of these rows, a random box of each for training, the centre otherwise."""
-        cut = cut_random_box if training else self._cut_center
-        images = [cut(open_image(self.paths[row]), self.size) for row in rows.tolist()]
-        return torch.stack([image_to_tensor(image) for image in images])  # [rows, 3, size, size]
+        images = (open_image(self.paths[row]) for row in rows.tolist())
+        if training:
+            draws = draw_rows(_draw_singly, len(rows))  # [rows, 4, attempts]
+            cut = [cut_random_box(image, self.size, numbers) for image, numbers in zip(images, draws, strict=True)]
+        else:
+            cut = [self._cut_center(image, self.size) for image in images]
+        return torch.stack([image_to_tensor(image) for image in cut])  # [rows, 3, size, size]
+
+    @cached_property
+    def digest(self) -> str:
+        """Of the files' folders, names and sizes, and of the labels: reading all of them would take too long."""
+        found = hashlib.sha256(self.labels.contiguous().numpy())
+        for path in self.paths:
+            found.update(f"{path.parent.name}/{path.name} {path.stat().st_size}\n".encode())
+        return found.hexdigest()
 
     def _cut_center(self, image: Image.Image, size: int) -> Image.Image:
         return cut_center(resize_shorter_side(image, self.resize), size)
@@ -58,28 +86,37 @@ def image_to_tensor(image: Image.Image) -> Tensor:
     return torch.from_numpy(numpy.array(image)).permute(2, 0, 1)
 
 
-def store_images(images: Iterable[tuple[str, Image.Image]], labels: Sequence[int], side: int) -> StoredImages:
-    """Named RGB images of `side` x `side` pixels as one tensor; one of another size is a DataError."""
-    pixels = torch.empty(len(labels), 3, side, side, dtype=torch.uint8)
-    for row, (name, image) in enumerate(images):
-        if image.size != (side, side):
-            width, height = image.size
-            raise DataError(f"{name} has {width}x{height} pixels where {side}x{side} are needed")
-        pixels[row] = image_to_tensor(image)
-    return StoredImages(pixels, torch.tensor(labels, dtype=torch.long))
+def store_images(
+    images: Iterable[tuple[str, Callable[[], Image.Image]]], labels: Sequence[int], side: int, on_bad: OnBad = refuse
+) -> StoredImages:
+    """Named RGB images of `side` x `side` pixels as one tensor; one of another size, or that opens not, is bad."""
+    pixels, good = torch.empty(len(labels), 3, side, side, dtype=torch.uint8), []
+    for row, (name, open_it) in enumerate(images):
+        try:
+            image = open_it()
+            if image.size != (side, side):
+                width, height = image.size
+                text = f"{name} has {width}x{height} pixels where {side}x{side} are needed"
+                raise BadRecord(text, f"image not {side}x{side}")
+        except BadRecord as error:
+            on_bad(error)
+        else:
+            pixels[len(good)] = image_to_tensor(image)
+            good.append(labels[row])
+    return StoredImages(pixels[: len(good)], torch.tensor(good, dtype=torch.long))
 
 
-def store_files(files: Sequence[tuple[Path, int]], side: int) -> StoredImages:
+def store_files(files: Sequence[tuple[Path, int]], side: int, on_bad: OnBad = refuse) -> StoredImages:
     """The images of (path, label) pairs in memory."""
-    images = ((str(path), open_image(path)) for path, _ in files)
-    return store_images(images, [label for _, label in files], side)
+    images = ((str(path), partial(open_image, path)) for path, _ in files)
+    return store_images(images, [label for _, label in files], side, on_bad)
 
 
 def list_images(folder: Path) -> list[Path]:
     """The image files of a folder, sorted by name; a folder that is missing or has none is a DataError."""
     if not folder.is_dir():
         raise DataError(f"image folder {folder} is missing")
-    found = sorted(path for path in folder.iterdir() if path.suffix.lower() in _SUFFIXES)
+    found = [folder / name for name, is_folder in list_entries(folder) if not is_folder and _is_image(name)]
     if not found:
         raise DataError(f"image folder {folder} holds no image ({', '.join(sorted(_SUFFIXES))})")
     return found
@@ -89,7 +126,20 @@ def list_folders(folder: Path) -> list[str]:
     """The names of a folder's folders, sorted: the position of a name is the label, as everywhere in the literature."""
     if not folder.is_dir():
         raise DataError(f"folder {folder} is missing; it should hold one folder of images per class")
-    return sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    return [name for name, is_folder in list_entries(folder) if is_folder and not name.startswith(".")]
+
+
+def list_entries(folder: Path) -> list[tuple[str, bool]]:
+    """The names in a folder, sorted, and whether each is a folder."""
+    try:
+        with os.scandir(folder) as listing:
+            return sorted((entry.name, entry.is_dir()) for entry in listing)
+    except OSError as error:
+        raise DataError(f"the folder {folder} cannot be listed: {error.strerror}") from error
+
+
+def _is_image(name: str) -> bool:
+    return os.path.splitext(name)[1].lower() in _SUFFIXES
 
 
 def find_folder(root: Path | None, names: Sequence[str], fits: Callable[[Path], bool], needed: str) -> Path:
@@ -101,11 +151,18 @@ def find_folder(root: Path | None, names: Sequence[str], fits: Callable[[Path], 
         if folder.is_dir() and fits(folder):
             return folder
     looked = ", ".join(str(folder) for folder in candidates)
-    raise DataError(f"{root} does not hold the data: {needed} (looked in {looked})")
+    raise DataError(f"{root} {NOT_HERE}: {needed} (looked in {looked})")
 
 
-def read_tiny_imagenet(root: Path | None, split: str, kept: Sequence[int]) -> StoredImages:
+def read_tiny_imagenet(root: Path | None, split: str, kept: Sequence[int], on_bad: OnBad = refuse) -> StoredImages:
     """Tiny-ImageNet in its official layout; labels are the 200 class ids in alphabetical order, `kept` some of them."""
+    return store_files(list_tiny_imagenet(root, split, kept, on_bad), side=64, on_bad=on_bad)
+
+
+def list_tiny_imagenet(
+    root: Path | None, split: str, kept: Sequence[int], on_bad: OnBad = refuse
+) -> list[tuple[Path, int]]:
+    """Its files and their labels, unopened."""
     folder = find_folder(
         root,
         ["tiny-imagenet-200", "tiny_imagenet"],
@@ -117,35 +174,51 @@ def read_tiny_imagenet(root: Path | None, split: str, kept: Sequence[int]) -> St
         raise DataError(f"{folder / 'train'} holds {len(names)} class folders where Tiny-ImageNet has 200")
     wanted = {names[label]: label for label in kept}
     if split == "train":
-        listed = [(path, label) for n, label in wanted.items() for path in list_images(folder / "train" / n / "images")]
-    else:
-        listed = _list_annotated(folder / "val", names, wanted)
-    return store_files(listed, side=64)
+        return [(path, label) for n, label in wanted.items() for path in list_images(folder / "train" / n / "images")]
+    return _list_annotated(folder / "val", names, wanted, on_bad)
 
 
-def _list_annotated(folder: Path, names: Sequence[str], wanted: dict[str, int]) -> list[tuple[Path, int]]:
+def _list_annotated(
+    folder: Path, names: Sequence[str], wanted: dict[str, int], on_bad: OnBad
+) -> list[tuple[Path, int]]:
     annotations = folder / "val_annotations.txt"
     if not annotations.is_file():
         raise DataError(f"{annotations} is missing; it names the class of every image in {folder / 'images'}")
-    listed, known = [], set(names)
-    for number, line in enumerate(annotations.read_text(encoding="utf-8").splitlines(), start=1):
-        if not line.strip():
-            continue
+    try:
+        lines = annotations.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{annotations} is no readable text ({error}); fetch it again") from None
+    listed, line_of = [], {}
+    for number, line in enumerate(lines, start=1):
         file, _, rest = line.partition("\t")
         wnid = rest.split("\t")[0].strip()
-        if wnid not in known:
-            raise DataError(f"{annotations}, line {number}: class {wnid!r} has no folder in {folder.parent / 'train'}")
-        if "/" in file or not stays_inside(file):
-            raise DataError(f"{annotations}, line {number}: {file!r} is not the name of a file in {folder / 'images'}")
-        if wnid in wanted:
+        problem = None
+        if wnid not in names:
+            problem = f"class {wnid!r} has no folder in {folder.parent / 'train'}", "unknown class"
+        elif "/" in file or not stays_inside(file):
+            problem = f"{file!r} is not the name of a file in {folder / 'images'}", "no file name"
+        elif line_of.setdefault(file, number) != number:
+            problem = f"{file!r} is already in line {line_of[file]}", "duplicate file"
+        if problem is not None and line.strip():
+            on_bad(BadRecord(f"{annotations}, line {number}: {problem[0]}", problem[1]))
+        elif wnid in wanted:
             listed.append((folder / "images" / file, wanted[wnid]))
     return listed
 
 
 def read_imagenet_subset(
-    root: Path | None, split: str, kept: Sequence[int], class_list: str | None, size: int = 224, resize: int = 256
+    root: Path | None,
+    split: str,
+    kept: Sequence[int],
+    class_list: str | None,
+    size: int = 224,
+    resize: int = 256,
+    on_bad: OnBad = refuse,
 ) -> ImageFiles:
-    """100 classes of ImageNet as files; labels are the 100 class ids in alphabetical order, `kept` some of them."""
+    """100 classes of ImageNet as files; labels are the 100 class ids in alphabetical order, `kept` some of them.
+
+    Files are opened when they are needed; where bad ones are to be left out, all are opened once beforehand.
+    """
     folder = find_folder(
         root,
         ["imagenet_subset", "imagenet-subset", "imagenet"],
@@ -155,6 +228,11 @@ def read_imagenet_subset(
     names = _subset_names(folder / "train", class_list)
     part = folder / ("train" if split == "train" else "val")
     listed = [(path, label) for label in kept for path in list_images(part / names[label])]
+    if on_bad is not refuse:
+        bad = find_bad_pictures([Picture(path, str(path)) for path, _ in listed], f"open all images of {part}")
+        for error in bad.values():
+            on_bad(error)
+        listed = [(path, label) for path, label in listed if str(path) not in bad]
     labels = torch.tensor([label for _, label in listed], dtype=torch.long)
     return ImageFiles([path for path, _ in listed], labels, size, resize)
 
@@ -195,10 +273,16 @@ def cut_center(image: Image.Image, size: int) -> Image.Image:
     return image.crop((left, top, left + size, top + size))
 
 
-def cut_random_box(image: Image.Image, size: int) -> Image.Image:
-    """A random box of the image, drawn from torch's generator, resized to `size` x `size`."""
+def _draw_singly(count: int) -> Tensor:
+    """Numbers for one box after the other: what an image gets does not depend on how many follow."""
+    return torch.cat([draw_box_numbers(1) for _ in range(count)])
+
+
+def cut_random_box(image: Image.Image, size: int, numbers: Tensor | None = None) -> Image.Image:
+    """A random box of the image, of these numbers or drawn from torch's generator, resized to `size` x `size`."""
+    numbers = draw_box_numbers(1)[0] if numbers is None else numbers
     height, width = torch.tensor([image.height]), torch.tensor([image.width])
-    top, left, tall, wide = draw_boxes(height, width)[0].tolist()
+    top, left, tall, wide = fit_boxes(height, width, numbers[None])[0].tolist()
     # cropped first: `resize(box=...)` would let pixels beyond the box's edge bleed in
     box = image.crop((left, top, left + wide, top + tall))
     return box.resize((size, size), Image.Resampling.BILINEAR)

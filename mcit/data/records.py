@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -13,19 +13,31 @@ from mcit.task import DataError
 _CHUNK = 1 << 20  # characters read at a time
 _LONGEST = 1 << 24  # a record longer than this is a malformed one, not one that is still arriving
 _SHOWN = 20
+_LARGEST = 1 << 63  # of the whole numbers a table can hold
+_ABSENT = object()
+_REFETCH = "the file may be cut short, fetch it again"
 _NAMES = {str: "text", int: "a whole number", list: "a list", dict: "an object", bool: "true or false"}
 
 
 class DataProblems(DataError):
     """Several things that are wrong with the data, one line each."""
 
-    def __init__(self, problems: Iterable[str]):
-        self.problems = list(problems)
+    def __init__(self, problems: Iterable[str] | str):
+        # a loader's worker hands an error over as its text alone
+        self.problems = [problems] if isinstance(problems, str) else list(problems)
         shown = self.problems[:_SHOWN]
         if len(self.problems) > _SHOWN:
             shown.append(f"... and {len(self.problems) - _SHOWN} more")
         lead = [] if len(self.problems) == 1 else [f"the data have {len(self.problems)} problems:"]
         super().__init__("\n  - ".join([*lead, *shown]))
+
+
+class BadRecord(DataError):
+    """A record that cannot be used; `reason` is worded alike for all records with the same fault."""
+
+    def __init__(self, message: str, reason: str = ""):
+        super().__init__(message)
+        self.reason = reason or message
 
 
 def problems_of(error: DataError) -> list[str]:
@@ -42,41 +54,69 @@ class Record:
     fields: Mapping[str, Any]
 
     def get(self, *names: str, kind: type | tuple[type, ...]) -> Any:
-        """The field under the first of `names` that is there, if it is of the kind wanted; else a DataError."""
+        """The field under the first of `names` that is there, if it is of the kind wanted; else a BadRecord."""
+        value = self.fields.get(names[0], _ABSENT)
+        if type(value) is not kind:  # the rule has no need of a closer look
+            value = self._look_closer(names, kind if isinstance(kind, tuple) else (kind,))
+        if type(value) is str and not value.isascii() and not is_text(value):
+            raise self.error(
+                f"a text holds half a character (a lone surrogate), found {value!a:.40}", "half a character"
+            )
+        if type(value) is int and not -_LARGEST <= value < _LARGEST:
+            raise self.error(f"{names[0]!r} is a number of more than 64 bits", "a number of more than 64 bits")
+        return value
+
+    def items(self, name: str) -> list[Record]:
+        """The objects in the list under `name`, as records in the same place."""
+        found = self.get(name, kind=list)
+        for item in found:
+            if not isinstance(item, dict):
+                raise self.error(f"{name!r} must hold objects, found {shorten(item)}")
+        return [Record(self.path, self.number, item) for item in found]
+
+    def error(self, text: str, reason: str = "") -> BadRecord:
+        """A BadRecord that names this record; where no reason is given, it is the text up to what was found."""
+        return BadRecord(f"{self.path}, record {self.number}: {text}", reason or text.partition(", found ")[0])
+
+    def _look_closer(self, names: tuple[str, ...], kinds: tuple[type, ...]) -> Any:
         name = next((name for name in names if name in self.fields), None)
         if name is None:
+            wanted = f"has no field {' or '.join(map(repr, names))}"
             have = ", ".join(list(self.fields)[:8]) or "none"
-            raise self.error(f"has no field {' or '.join(map(repr, names))} (fields: {have})")
-        value, kinds = self.fields[name], kind if isinstance(kind, tuple) else (kind,)
+            raise self.error(f"{wanted} (fields: {shorten_text(have)})", wanted)
+        value = self.fields[name]
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
             raise self.error(f"{name!r} must be {' or '.join(_NAMES[k] for k in kinds)}, found {shorten(value)}")
         return value
 
-    def error(self, text: str) -> DataError:
-        """A DataError that names this record."""
-        return DataError(f"{self.path}, record {self.number}: {text}")
+
+def is_text(value: str) -> bool:
+    """Whether a text can be written at all: JSON may hold half a character, and no table and no terminal takes it."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
-def read_records(path: Path, key: str | None = None) -> Iterator[Record]:
+def read_records(
+    path: Path, key: str | None = None, on_bad: Callable[[BadRecord], None] | None = None
+) -> Iterator[Record]:
     """The objects of a file in order; `key` names the array that holds them where the file is one object.
 
     Without a key the file may be JSON lines or one JSON array. Only a chunk of the file is in memory at a time.
+    A broken line, or an item that is no object, goes to `on_bad`, and reading goes on behind it; without it, it raises.
     """
     try:
         with path.open(encoding="utf-8-sig") as file:
-            text = _Window(path, file)
-            if key is not None:
-                _seek(text, key)
-                items = _array(text)
-            elif text.peek() == "[":
-                items = _array(text)
-            else:
-                file.seek(0)
-                items = _lines(path, file)
-            for number, item in items:
-                if not isinstance(item, dict):
-                    raise DataError(f"{path}, record {number}: expected an object, found {shorten(item)}")
-                yield Record(path, number, item)
+            for number, item in _read_items(path, file, key):
+                if isinstance(item, dict):
+                    yield Record(path, number, item)
+                    continue
+                bad = item if isinstance(item, BadRecord) else _no_object(path, number, item)
+                if on_bad is None:
+                    raise bad
+                on_bad(bad)
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start}); fetch it again") from None
     except OSError as error:
@@ -87,16 +127,43 @@ def read_json(path: Path) -> Any:
     """The value in a small JSON file, or a DataError."""
     try:
         return json.loads(path.read_text(encoding="utf-8-sig"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} is not valid JSON ({error}); the file may be cut short, fetch it again") from None
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path} is not valid JSON ({_explain(error)}); {_REFETCH}") from None
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def shorten(value: Any) -> str:
     """A value as it reads in an error message."""
-    text = repr(value)
+    return shorten_text(ascii(value) if isinstance(value, str) and not is_text(value) else repr(value))
+
+
+def shorten_text(text: str) -> str:
+    """A text as it reads in an error message."""
+    text = text if is_text(text) else ascii(text)
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _read_items(path: Path, file: TextIO, key: str | None) -> Iterator[tuple[int, Any]]:
+    text = _Window(path, file)
+    if key is not None:
+        _seek(text, key)
+        return _array(text)
+    if text.peek() == "[":
+        return _array(text)
+    file.seek(0)
+    return _lines(path, file)
+
+
+def _no_object(path: Path, number: int, item: Any) -> BadRecord:
+    return BadRecord(f"{path}, record {number}: expected an object, found {shorten(item)}", "no object")
+
+
+def _explain(error: Exception) -> str:
+    """Why JSON could not be decoded; besides bad syntax it may be nested too deeply, or a number of many digits."""
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
+    return getattr(error, "msg", None) or str(error).partition(";")[0]
 
 
 class _Window:
@@ -129,9 +196,10 @@ class _Window:
         while True:
             try:
                 value, end = self.decoder.raw_decode(self.buffer, self.at)
-            except json.JSONDecodeError as error:
-                if self.ended or len(self.buffer) - self.at > _LONGEST:
-                    raise self._error(error.msg) from None
+            except (ValueError, RecursionError) as error:
+                arriving = isinstance(error, json.JSONDecodeError) and len(self.buffer) - self.at <= _LONGEST
+                if self.ended or not arriving:
+                    raise self._error(_explain(error)) from None
             else:
                 if end < len(self.buffer) or self.ended:  # at the very edge a number may still go on
                     self.at = end
@@ -145,7 +213,7 @@ class _Window:
 
     def _error(self, reason: str) -> DataError:
         where = f", record {self.number}" if self.number else ""
-        return DataError(f"{self.path}{where}: not valid JSON ({reason}); the file may be cut short, fetch it again")
+        return DataError(f"{self.path}{where}: not valid JSON ({reason}); {_REFETCH}")
 
 
 def _seek(text: _Window, key: str) -> None:
@@ -160,7 +228,8 @@ def _seek(text: _Window, key: str) -> None:
         text.value()
         if text.peek() != "}":
             text.take(",")
-    raise DataError(f"{text.path} has no {key!r} (keys: {', '.join(map(str, known)) or 'none'}); is it the right file?")
+    keys = shorten_text(", ".join(map(str, known)) or "none")
+    raise DataError(f"{text.path} has no {key!r} (keys: {keys}); is it the right file?")
 
 
 def _array(text: _Window) -> Iterator[tuple[int, Any]]:
@@ -175,11 +244,18 @@ def _array(text: _Window) -> Iterator[tuple[int, Any]]:
 
 
 def _lines(path: Path, file: TextIO) -> Iterator[tuple[int, Any]]:
-    for number, line in enumerate(file, 1):
+    """Each line's value, or the BadRecord that it is."""
+    number = 0
+    while line := file.readline(_LONGEST):
+        number += 1
+        if len(line) == _LONGEST and not line.endswith("\n"):
+            raise DataError(
+                f"{path}, record {number}: a line of more than {_LONGEST:,} characters; is it the right file?"
+            )
         if not line.strip():
             continue
         try:
             yield number, json.loads(line)
-        except json.JSONDecodeError as error:
-            remedy = "the file may be cut short, fetch it again"
-            raise DataError(f"{path}, record {number}: not valid JSON ({error.msg}); {remedy}") from None
+        except (ValueError, RecursionError) as error:
+            text = f"{path}, record {number}: not valid JSON ({_explain(error)}); {_REFETCH}"
+            yield number, BadRecord(text, "not valid JSON")

@@ -24,6 +24,7 @@ class Consolidating(Method):
     is stable for any strength.
     """
 
+    looks_ahead = False  # but to see whether anything follows, and whether it widens this head: `key` says so
     strength: float = 1.0
     estimator: Estimator = Estimator()
     merge: Merge = "sum"
@@ -91,7 +92,17 @@ class Consolidating(Method):
         return self.manager.state_dict() if self.manager else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.state = state or None
+        if self.manager is None:
+            self.state = state or None  # for when there is something to hold
+        elif state:
+            self.manager.load_state_dict(state)
+
+    def key(self, stage: Stage) -> Mapping[str, Any]:
+        widened = any(task.head.name == stage.task.head.name for task in stage.later)
+        return {**super().key(stage), "followed": bool(stage.later), "widened": widened}
+
+    def fit_key(self, stage: Stage) -> Mapping[str, Any] | None:
+        return None if stage.index else {}  # nothing is held yet
 
     def describe(self) -> str:
         rule = f"merge {self.merge}" + (f" (decay {self.decay:g})" if self.merge == "online" else "")

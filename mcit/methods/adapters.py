@@ -18,6 +18,7 @@ class Adapters(Method):
     """The encoder's own weights never move; each task has an adapter and a head of its own."""
 
     name = "adapters"
+    looks_ahead = False
     rank: int = 16
     alpha: float = 16.0
     targets: tuple[str, ...] = ("query", "value")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from mcit.method import Method
+from mcit.method import Method, Stage
 
 
 @dataclass
@@ -12,3 +14,7 @@ class Finetune(Method):
     """Nothing is protected."""
 
     name = "finetune"
+    looks_ahead = False
+
+    def fit_key(self, stage: Stage) -> Mapping[str, Any] | None:
+        return None if stage.index else {}

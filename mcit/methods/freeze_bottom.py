@@ -13,6 +13,7 @@ class FreezeBottom(Method):
     """Embeddings and the first `layers` layers do not learn; a number below 1 is a share of all layers."""
 
     name = "freeze_bottom"
+    looks_ahead = False
     layers: float = 0.75
 
     def __post_init__(self) -> None:

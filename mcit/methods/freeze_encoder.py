@@ -13,6 +13,7 @@ class FreezeEncoder(Method):
     """Nothing is forgotten, and nothing but the heads is learned."""
 
     name = "freeze_encoder"
+    looks_ahead = False
 
     def begin_task(self, stage: Stage) -> None:
         if stage.learner.processor is None:

@@ -19,6 +19,7 @@ class Replay(Method):
     """Keeps `fraction` of each task's examples; every `frequency` steps one batch of an earlier task is learned."""
 
     name = "replay"
+    looks_ahead = False
     fraction: float = 0.01
     frequency: int = 100
     buffers: dict[int, list[int]] = field(default_factory=dict, init=False, repr=False)
@@ -58,6 +59,9 @@ class Replay(Method):
         generator = torch.Generator().manual_seed(stage.seed + stage.index)
         kept = torch.randperm(count, generator=generator)[: max(1, round(self.fraction * count))]
         self.buffers[stage.index] = kept.sort().values.tolist()
+
+    def fit_key(self, stage: Stage) -> Mapping[str, Any] | None:
+        return None if stage.index else {}  # nothing to replay yet
 
     def state_dict(self) -> Mapping[str, Any]:
         return {"buffers": {str(index): kept for index, kept in self.buffers.items()}}

@@ -18,6 +18,7 @@ class Single(Method):
     """One encoder per task; a task is scored with its own."""
 
     name = "single"
+    looks_ahead = False
     pretrained: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False)
     encoders: dict[int, dict[str, Tensor]] = field(default_factory=dict, init=False, repr=False)
 
@@ -39,6 +40,9 @@ class Single(Method):
 
     def after_scoring(self, stage: Stage) -> None:
         stage.learner.encoder.load_state_dict(self.encoders[stage.index])
+
+    def fit_key(self, stage: Stage) -> Mapping[str, Any] | None:
+        return None if stage.index else {}
 
     def state_dict(self) -> Mapping[str, Any]:
         return {"pretrained": self.pretrained, "encoders": {str(i): e for i, e in self.encoders.items()}}

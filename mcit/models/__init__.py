@@ -35,4 +35,4 @@ def _build_resnet(config: ModelConfig, stem: str) -> Learner:
     problems = [f"{key} is an option of ViLT, and model.name is 'resnet18'" for key, found in asked.items() if found]
     if problems:
         raise ConfigError(problems)
-    return Learner(build_resnet(width=config.width, stem=stem, channels_last=config.channels_last))
+    return Learner(build_resnet(width=config.width or 64, stem=stem, channels_last=config.channels_last))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from mcit.global_batch import Dropout
 from mcit.task import Head
 
 
@@ -29,7 +30,7 @@ class TaskHead(nn.Module):
                 nn.Linear(inputs, hidden), nn.LayerNorm(hidden), nn.GELU(), nn.Linear(hidden, outputs)
             )
         elif self.choice:
-            self.layers = nn.Sequential(nn.Dropout(0.1), nn.Linear(inputs, outputs))
+            self.layers = nn.Sequential(Dropout(0.1), nn.Linear(inputs, outputs))
         else:
             self.layers = nn.Sequential(nn.Linear(inputs, outputs))
             _start(self.layers[-1].weight, self.layers[-1].bias)  # all rows start alike, first or added

@@ -11,11 +11,12 @@ import torch
 from PIL import Image
 from torch import Tensor
 from transformers import AutoTokenizer, ViltConfig
-from transformers.models.vilt.image_processing_pil_vilt import ViltImageProcessorPil, get_resize_output_image_size
+from transformers.models.vilt.image_processing_pil_vilt import ViltImageProcessorPil
 
+from mcit.data.image_cache import PreparedPicture
+from mcit.data.resizing import Resizing
 from mcit.task import DataError
 
-_LONGER = 1333 / 800  # the longest side ViLT's processor allows, in units of the shortest
 FILES = (
     "give a hub name or a folder with config.json, model.safetensors, preprocessor_config.json and "
     "tokenizer.json or vocab.txt"
@@ -64,12 +65,20 @@ class ViltInputs:
             attention_mask[index, : len(row)] = 1
         return {"input_ids": input_ids, "attention_mask": attention_mask}
 
-    def read_images(self, images: Sequence[Image.Image]) -> dict[str, Tensor]:
+    @property
+    def resizing(self) -> Resizing | None:
+        """How images are resized; None where the checkpoint takes them as they are."""
+        if not self.images.do_resize:
+            return None
+        return Resizing(self.images.size["shortest_edge"], self.images.size_divisor, int(self.images.resample))
+
+    def read_images(self, images: Sequence[Image.Image | PreparedPicture]) -> dict[str, Tensor]:
         """`pixel_values` [images, 3, height, width] and `pixel_mask`, as ViltImageProcessorPil makes them.
 
         Straight from Pillow into the batch, without the chain of copies that the processor itself makes.
         """
-        pictures = [self._resize(image if image.mode == "RGB" else image.convert("RGB")) for image in images]
+        resizing = self.resizing
+        pictures = [_read_pixels(image, resizing) for image in images]
         height, width = (max(picture.shape[side] for picture in pictures) for side in (0, 1))
         pixel_values = torch.zeros(len(pictures), 3, height, width)  # [images, 3, height, width]
         pixel_mask = torch.zeros(len(pictures), height, width, dtype=torch.long)  # [images, height, width]
@@ -98,16 +107,6 @@ class ViltInputs:
         question = question[: self.limit - 3 - len(answer)]
         return self._frame([*question, self.tokenizer.sep_token_id, *answer])
 
-    def _resize(self, image: Image.Image) -> np.ndarray:
-        if self.images.do_resize:
-            shorter, divisor = self.images.size["shortest_edge"], self.images.size_divisor
-            shape = np.broadcast_to(np.uint8(0), (3, image.height, image.width))  # a shape without the pixels
-            size = get_resize_output_image_size(shape, shorter, int(_LONGER * shorter), divisor, "channels_first")
-            # A very long image would be rounded down to a side of nothing: it keeps one patch.
-            height, width = (max(side, divisor) for side in size)
-            image = image.resize((width, height), resample=self.images.resample)
-        return np.array(image)  # [height, width, 3]
-
     def _affine(self) -> tuple[Tensor, Tensor]:
         """Rescaling and normalisation as one multiplication and one addition, [3, 1, 1] each."""
         scale, shift = torch.ones(3, 1, 1, dtype=torch.float64), torch.zeros(3, 1, 1, dtype=torch.float64)
@@ -120,6 +119,24 @@ class ViltInputs:
             )
             scale, shift = scale / spread, -mean / spread
         return scale.float(), shift.float()
+
+
+def read_resizing(name: str) -> Resizing | None:
+    """How a checkpoint resizes images, from its preprocessor_config.json."""
+    try:
+        return ViltInputs(None, ViltImageProcessorPil.from_pretrained(name), 0).resizing
+    except (OSError, ValueError) as error:
+        raise DataError(f"{name}: no image settings ({first_line(error)}); {FILES}") from error
+
+
+def _read_pixels(image: Image.Image | PreparedPicture, resizing: Resizing | None) -> np.ndarray:
+    """The pixels of a picture as the checkpoint wants them, uint8 [height, width, 3]."""
+    if isinstance(image, PreparedPicture):
+        if resizing is not None:
+            return image.read(resizing)
+        image = image.open()
+    image = image if image.mode == "RGB" else image.convert("RGB")
+    return np.array(image) if resizing is None else resizing.read(image)
 
 
 def read_config(name: str) -> ViltConfig:

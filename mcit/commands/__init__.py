@@ -1,0 +1,1 @@
+"""The commands of `mcit`, one file each: HELP, add_options(parser) and run(arguments)."""

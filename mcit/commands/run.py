@@ -1,0 +1,284 @@
+"""`mcit run`: learn a sequence of tasks and print its table."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from mcit.config import ConfigError, RunConfig, layer, override, parse, read_yaml, suggest
+
+HELP = "learn a sequence of tasks and print its forgetting-transfer table"
+CONFIGS = "configs"
+WRITTEN = ("scores.json", "report.md", "report.html", "config.yaml", "passport.json", "log.jsonl")
+VISION_LANGUAGE = ("vqa", "nlvr2", "snli-ve", "snli_ve", "vcr")
+FLAVOURS = ("release", "exact")  # files in configs/flavours/; class-incremental orders have the first unless told
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of `mcit run` and of scripts/run_sequence.py."""
+    parser.add_argument("--order", help="tasks in order, comma-separated: vqa,nlvr2,snli-ve,vcr or shapes:5x4")
+    parser.add_argument("--method", help="how earlier tasks are protected: ewc_dr, finetune, ... (see `mcit list`)")
+    parser.add_argument("--config", help="a YAML file, or a name in configs/ such as climb")
+    parser.add_argument(
+        "--flavour",
+        choices=FLAVOURS,
+        help="of class-incremental methods: as the EWC-DR release computes (the default), or as the equations say",
+    )
+    parser.add_argument("--data-root", dest="data_root", help="folder of the official data; without it, embedded data")
+    parser.add_argument(
+        "--on-bad-record", choices=("fail", "skip"), help="stop at wrong records (the default), or leave them out"
+    )
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--single", metavar="RUN", help="folder of a run of method single, for knowledge transfer")
+    parser.add_argument("--output", help="folder of the run (default: a new one in runs/)")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="e.g. method.strength=1e4")
+    parser.add_argument("--dry-run", action="store_true", help="check everything, run one batch of each task, and stop")
+    parser.add_argument("--overwrite", action="store_true", help="let --output replace an earlier run")
+    parser.add_argument(
+        "--resume", action="store_true", help="go on with the run of this command, or of --output, where it was left"
+    )
+    parser.add_argument(
+        "--stage-cache", metavar="DIR", help="share stages with other runs that begin alike (off by default)"
+    )
+    parser.add_argument("--tracker", help="also log to tensorboard, wandb or another that accelerate knows")
+    parser.add_argument("--quiet", action="store_true", help="no progress bars")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Check everything, learn the tasks in order, and report."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    from mcit import dry_run, sequence
+    from mcit.interruption import CODE, Interrupted, Interruption
+    from mcit.launch import find_missing, join_processes
+
+    if arguments.resume:
+        find_config_of_run(arguments)
+    config = read_config(arguments)
+    processes = join_processes()
+    main_process = processes.is_main_process
+    missing = find_missing(os.environ)
+    if missing:
+        print(f"warning: {missing}", flush=True)
+    with processes.main_process_first():  # it fills the caches, where the others find what they need
+        plan = prepare(config, say if main_process else mute)
+    if arguments.dry_run:
+        if main_process:
+            dry_run.show(plan)
+        return 0
+    from mcit.processes import share
+    from mcit.run_folder import choose_output, is_finished, read_command
+
+    place = choose_output(plan.config, arguments.overwrite, arguments.resume) if main_process else None
+    output, resume = share(place)
+    if resume and is_finished(output):
+        if main_process:
+            show_finished(output)
+        return 0
+    try:
+        with Interruption().listening() as interruption:
+            result = sequence.run(
+                plan,
+                output,
+                progress=not arguments.quiet,
+                resume=resume,
+                overwrite=arguments.overwrite,
+                cache=Path(arguments.stage_cache) if arguments.stage_cache else None,
+                interruption=interruption,
+            )
+    except Interrupted:
+        if main_process:
+            tell_how_to_resume(output)
+        return CODE
+    if main_process:
+        finish(result, read_command(output, arguments.given) if resume else arguments.given)
+    return 0
+
+
+def say(line: str) -> None:
+    """Print at once."""
+    print(line, flush=True)
+
+
+def mute(line: str) -> None:
+    """Print nothing: for all processes but the first."""
+
+
+def prepare(config: RunConfig, say: Callable[[str], None] = say) -> Any:
+    """Find tasks, method and data, or say all that is wrong; makes the embedded benchmark where it is used."""
+    from mcit import sequence
+    from mcit.tracking import find_tracker_problems
+
+    problems = []
+    if config.data_root is not None and not Path(config.data_root).is_dir():
+        problems.append(f"--data-root {config.data_root!r} is no folder; give the one that holds the official data")
+    problems += find_tracker_problems(config.tracker)
+    try:
+        plan = sequence.resolve(config)
+    except ConfigError as error:
+        problems += error.problems
+    if problems:
+        raise ConfigError(problems)
+    if plan.embedded:
+        from mcit.embedded import ensure_benchmark
+
+        say("no --data-root: this run uses the embedded benchmark (generated scenes, a small ViLT)")
+        plan = sequence.resolve(config, ensure_benchmark())
+    if config.flavour is not None:
+        say(f"flavour {config.flavour}: {config.method.name}, {plan.method.describe()}")
+    sequence.check_data(plan)
+    return plan
+
+
+def finish(result: Any, command: str) -> None:
+    """Write the report, which names the command that made it, and print its table."""
+    from mcit.reports.report import write_report
+    from mcit.reports.runs import read_run
+    from mcit.reports.tables import print_table
+
+    write_report([read_run(result.output)], result.output, command)
+    print_table(result.to_dict())
+    print(f"written to {result.output}: {', '.join(WRITTEN)}, tables/, figures/")
+
+
+def show_finished(output: Path) -> None:
+    """Print the table of a run that has nothing left to do."""
+    from mcit.reports.tables import print_table
+
+    print(f"{output} is finished; nothing is left to do")
+    print_table(json.loads((output / "scores.json").read_text(encoding="utf-8")))
+
+
+def tell_how_to_resume(output: Path) -> None:
+    """What a run that was asked to stop has saved, and the command that goes on with it."""
+    from mcit.run_folder import find_newest
+
+    newest = find_newest(output)
+    saved = f"saved as {newest}" if newest else "before anything was saved"
+    print(f"mcit: interrupted, {saved}", file=sys.stderr)
+    print(f"to go on: mcit run --resume --output {shlex.quote(str(output))}", file=sys.stderr)
+
+
+def find_config_of_run(arguments: argparse.Namespace) -> None:
+    """With `--resume --output RUN` and no order, the run's own configuration is what options are laid over."""
+    if arguments.overwrite:
+        raise ConfigError(["--resume goes on with a run and --overwrite gives it up; say one of them"])
+    if arguments.output and not arguments.order and not arguments.config:
+        written = Path(arguments.output) / "config.yaml"
+        arguments.config = str(written) if written.is_file() else None
+
+
+def read_config(arguments: argparse.Namespace) -> RunConfig:
+    """The configuration file, then the options of the command line, then `--set`; underneath, what is usual."""
+    file = read_yaml(find_config(arguments.config)) if arguments.config else {}
+    data, problems = _add_options(file, arguments)
+    if file.get("flavour") in FLAVOURS and data.get("flavour") != file["flavour"]:
+        # a resolved file holds its flavour's settings, which must not pass for the user's own in another
+        data, problems = _add_options(_leave_out(file, read_flavour(file["flavour"])), arguments)
+    try:
+        config = complete(data)
+    except ConfigError as error:
+        problems += error.problems
+    if problems:
+        raise ConfigError([*problems, *_unknown_names(data)])
+    return config
+
+
+def complete(data: dict[str, Any]) -> RunConfig:
+    """`data` over what is usual: the embedded benchmark's recipes, or the flavour of a class-incremental order."""
+    config = parse(RunConfig, data)
+    if any(":" in item for item in config.order):  # only class-incremental data sets take a split
+        flavour = config.flavour or FLAVOURS[0]
+        return parse(RunConfig, {**layer(read_flavour(flavour), data), "flavour": flavour})
+    if config.flavour is not None and config.order:
+        raise ConfigError(
+            [
+                f"flavour {config.flavour!r} is for class-incremental orders such as shapes:5x4: its strengths belong "
+                f"to their recipes, and no release has it for {', '.join(config.order)}; set method options instead"
+            ]
+        )
+    if config.data_root is None and any(item in VISION_LANGUAGE for item in config.order):
+        return parse(RunConfig, layer(read_yaml(find_config("embedded")), data))
+    return config
+
+
+def read_flavour(name: str) -> dict[str, Any]:
+    """The settings of a flavour."""
+    return read_yaml(find_config(f"flavours/{name}"))
+
+
+def _leave_out(data: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+    """`data` without the values that are those of `settings`."""
+    kept = {}
+    for key, value in data.items():
+        if isinstance(value, dict) and isinstance(settings.get(key), dict):
+            kept[key] = _leave_out(value, settings[key])
+        elif key not in settings or value != settings[key]:
+            kept[key] = value
+    return kept
+
+
+def _add_options(data: dict[str, Any], arguments: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
+    """A file's data with the options of the command line on top, and what is wrong with these."""
+    data = dict(data)
+    if arguments.order:
+        data["order"] = arguments.order
+    if arguments.method:
+        options = data.get("method")
+        same = isinstance(options, dict) and options.get("name") == arguments.method
+        data["method"] = options if same else arguments.method
+    for name in ("flavour", "data_root", "on_bad_record", "seed", "single", "tracker", "output"):
+        if getattr(arguments, name) is not None:
+            data[name] = getattr(arguments, name)
+    problems: list[str] = []
+    for assignment in arguments.set:
+        try:
+            data = override(data, [assignment])
+        except ConfigError as error:
+            problems += error.problems
+    return data, problems
+
+
+def _unknown_names(data: dict[str, Any]) -> list[str]:
+    """What is wrong with the names of tasks and method, in data that are no configuration yet."""
+    from mcit.registry import UnknownName, find_method, find_task
+
+    order, method = data.get("order"), data.get("method")
+    items = order.split(",") if isinstance(order, str) else order if isinstance(order, list) else []
+    named = [(find_task, str(item).partition(":")[0].strip()) for item in items]
+    method = method.get("name") if isinstance(method, dict) else method
+    named += [(find_method, method)] if isinstance(method, str) else []
+    problems = []
+    for find, name in named:
+        try:
+            find(name)
+        except UnknownName as error:
+            problems.append(str(error))
+    return problems
+
+
+def find_config(name: str) -> Path:
+    """A file, or a name in `configs/` such as `climb` or `efcil/cifar100-mini`."""
+    path = Path(name)
+    if path.suffix in (".yaml", ".yml") and path.exists():
+        return path
+    import mcit.configs
+
+    name = name.removeprefix(f"{CONFIGS}/").removesuffix(".yaml")
+    known = {str(file.relative_to(folder))[:-5]: file for folder in mcit.configs.__path__ for file in _yaml_in(folder)}
+    if name in known:
+        return known[name]
+    if path.is_file():
+        return path
+    listed = ", ".join(sorted(known))
+    raise ConfigError([f"no configuration file {str(path)!r}{suggest(name, known)} (names in {CONFIGS}/: {listed})"])
+
+
+def _yaml_in(folder: str) -> list[Path]:
+    """The configurations of runs; those in `accelerate/` are for `accelerate launch --config_file`."""
+    return sorted(path for path in Path(folder).rglob("*.yaml") if path.parent.name != "accelerate")

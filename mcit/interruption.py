@@ -1,0 +1,62 @@
+"""SIGTERM and Ctrl-C: a run ends where it can go on from."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+CODE = 75  # what a program returns that was asked to stop and can be resumed: EX_TEMPFAIL of sysexits.h
+
+
+class Interrupted(RuntimeError):
+    """The run was asked to stop; what was saved by then is on disk."""
+
+
+class Interruption:
+    """Listens for SIGTERM and SIGINT.
+
+    Within `held()` a signal is only remembered, for the holder to ask `asked` where it can stop; elsewhere it raises
+    Interrupted at once. A second Ctrl-C raises KeyboardInterrupt wherever it arrives.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._holders = 0
+        self._process = os.getpid()
+
+    @contextmanager
+    def listening(self) -> Iterator[Interruption]:
+        """Signals are heard within; only the main thread of a program can listen."""
+        if threading.current_thread() is not threading.main_thread():
+            yield self
+            return
+        before = {number: signal.signal(number, self._hear) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield self
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Nothing is interrupted within; what was asked for meanwhile happens at the end."""
+        self._holders += 1
+        try:
+            yield
+        finally:
+            self._holders -= 1
+        if self.asked and not self._holders:
+            raise Interrupted
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process:
+            return  # a loader's worker, which has inherited this; the main process will end it
+        if self.asked and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.asked = True
+        if not self._holders:
+            raise Interrupted

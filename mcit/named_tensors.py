@@ -1,0 +1,59 @@
+"""Tensors by name: whether they fit a model, and the safetensors files that hold them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch.distributed as dist
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from mcit.sharded import is_sharded, whole
+
+
+def fingerprint(tensors: Mapping[str, Tensor]) -> str:
+    """A digest of parameter names and shapes."""
+    lines = sorted(f"{name} {list(tensor.shape)}" for name, tensor in tensors.items())
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def check_same_parameters(what: str, found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    """Raise an error that lists the first differences in names and shapes."""
+    differences = [f"{name} is missing" for name in expected if name not in found]
+    differences += [f"{name} is not in the model" for name in found if name not in expected]
+    for name in found.keys() & expected.keys():
+        if found[name].shape != expected[name].shape:
+            differences.append(f"{name} is {list(found[name].shape)}, the model has {list(expected[name].shape)}")
+    if differences:
+        more = f"; and {len(differences) - 5} more" if len(differences) > 5 else ""
+        raise ValueError(f"{what} does not fit this model: {'; '.join(sorted(differences)[:5])}{more}")
+
+
+def write_tensors(tensors: Mapping[str, Tensor], path: str | Path, about: Mapping[str, str]) -> None:
+    """Write a safetensors file of whole tensors. Where any is sharded all processes must call, and the first writes."""
+    shared = any(is_sharded(tensor) for tensor in tensors.values())
+    writes = not shared or dist.get_rank() == 0
+    gathered = {}
+    for name, tensor in tensors.items():
+        full = whole(tensor.detach())  # one at a time: the others need not hold all of it
+        if writes:
+            gathered[name] = full.cpu().contiguous()
+    if writes:
+        save_file(gathered, path, dict(about))
+
+
+def read_tensors(path: str | Path, kind: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors and metadata of a safetensors file of the given kind."""
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"no file {str(path)!r}")
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = file.metadata() or {}
+            if about.get("format") != kind:
+                raise ValueError(f"{path} is no file of the form '{kind}', it says {about.get('format')!r}")
+            return {name: file.get_tensor(name) for name in file.keys()}, about  # noqa: SIM118 - not a dictionary
+    except SafetensorError as error:
+        raise ValueError(f"{path} is damaged or no safetensors file ({error}); make it again") from error

@@ -1,0 +1,132 @@
+"""A configuration with everything it names found: tasks, method, track, network."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from mcit import models
+from mcit.config import ConfigError, RunConfig, layer, parse, to_dict
+from mcit.method import Method
+from mcit.registry import UnknownName, find_method, find_task
+from mcit.task import DataError, Task
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A configuration with everything it names found: the tasks in order, the method, the track."""
+
+    config: RunConfig
+    tasks: Sequence[Task]
+    method: Method
+    track: str  # mcit, or efcil where tasks share a head
+    embedded: bool  # on the benchmark that ships with mcit
+
+
+def resolve(config: RunConfig, embedded_root: Path | None = None) -> Plan:
+    """Find the tasks and the method; all that is wrong with names and options comes in one error."""
+    problems: list[str] = []
+    tasks: list[Task] = []
+    task_options = _by_class(config.tasks, find_task, problems)
+    method_options = _by_class(config.methods, find_method, problems)
+    for item in config.order:
+        name, _, split = item.partition(":")
+        try:
+            task = find_task(name)
+            options = {"root": config.data_root or embedded_root, **_policy(config), **task_options.get(task, {})}
+            tasks += task.sequence(split or None, options, config.seed)
+        except UnknownName as error:
+            problems.append(str(error))
+        except ConfigError as error:
+            problems += error.problems
+    if not config.order:
+        problems.append("no tasks are given: use --order vqa,nlvr2,snli-ve,vcr or --order shapes:5x4")
+    method = None
+    try:
+        chosen = find_method(config.method.name)
+        method = parse(chosen, layer(method_options.get(chosen, {}), config.method.options), where="method")
+    except UnknownName as error:
+        problems.append(str(error))
+    except ConfigError as error:
+        problems += error.problems
+    problems += _check_order(tasks)
+    if problems:
+        raise ConfigError(problems)
+    track = "efcil" if hasattr(tasks[0], "known") else "mcit"
+    own = all(task.root in (None, embedded_root) for task in tasks)  # a task may have been given a root of its own
+    embedded = track == "mcit" and config.data_root is None and own
+    return Plan(_choose_model(config, tasks, track), tasks, method, track, embedded)
+
+
+def check_data(plan: Plan) -> None:
+    """Touch the data of every task before any long work; all that is missing comes in one error."""
+    problems: dict[str, str] = {}
+    for task in plan.tasks:
+        try:
+            task.check()
+        except DataError as error:
+            problems.setdefault(str(error), task.name)  # parts of one data set may all say the same
+    if problems:
+        raise DataError("\n".join(f"{name}: {problem}" for problem, name in problems.items()))
+
+
+def build_learner(plan: Plan) -> nn.Module:
+    """The network of a plan, without heads."""
+    return models.build(plan.config.model, stem=getattr(plan.tasks[0], "stem", "cifar"))
+
+
+def describe_plan(plan: Plan) -> dict[str, Any]:
+    """What a passport says of a plan."""
+    return {
+        "config": to_dict(plan.config),
+        "track": plan.track,
+        "embedded": plan.embedded,
+        "estimator": plan.method.describe(),
+        "recipes": {task.name: to_dict(task.recipe) for task in plan.tasks},
+        "data": {task.name: task.fingerprint() for task in plan.tasks},
+        "records": {task.name: task.describe_data() for task in plan.tasks},
+    }
+
+
+def _policy(config: RunConfig) -> dict[str, str]:
+    """What tasks are told about wrong records; a task that knows no such option has none it could leave out."""
+    return {} if config.on_bad_record == "fail" else {"on_bad_record": config.on_bad_record}
+
+
+def _by_class(
+    section: Mapping[str, Mapping[str, Any]], find: Any, problems: list[str]
+) -> dict[type, Mapping[str, Any]]:
+    """Options by the class they are for, however its name is spelled; one that nothing has is a problem."""
+    found: dict[type, Mapping[str, Any]] = {}
+    for name, options in section.items():
+        try:
+            found[find(name)] = options
+        except UnknownName as error:
+            problems.append(str(error))
+    return found
+
+
+def _check_order(tasks: Sequence[Task]) -> list[str]:
+    problems = []
+    twice = sorted(name for name, count in Counter(task.name for task in tasks).items() if count > 1)
+    if twice:
+        problems.append(f"tasks given twice in the order: {', '.join(twice)}")
+    if len({hasattr(task, "known") for task in tasks}) > 1:
+        problems.append("vision-language tasks and class-incremental data sets cannot be mixed in one order")
+    if len({task.dataset for task in tasks if hasattr(task, "known")}) > 1:
+        problems.append("an order can hold one class-incremental data set")
+    return problems
+
+
+def _choose_model(config: RunConfig, tasks: Sequence[Task], track: str) -> RunConfig:
+    name, width = config.model.name, config.model.width
+    if track == "efcil":
+        automatic, width = "resnet18", width or getattr(tasks[0], "width", 64)
+    else:
+        automatic = "embedded" if config.data_root is None else "dandelin/vilt-b32-mlm"
+    return replace(config, model=replace(config.model, name=automatic if name == "auto" else name, width=width))

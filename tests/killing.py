@@ -1,0 +1,144 @@
+"""Runs that are killed and gone on with: a clock that ticks wherever a process could die, and what is left of a run.
+
+As a program it stops a run and goes on with it, in however many processes it was launched.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from accelerate import Accelerator
+from safetensors.torch import load_file
+from tiny_run import assert_identical, resolve
+from torch import Tensor
+
+from mcit import checkpoint, run_folder, sequence
+from mcit.config import RunConfig, parse
+from mcit.interruption import Interrupted, Interruption
+from mcit.models.learner import Learner
+from mcit.training import Trainer
+
+# Where a kill can fall: a forward pass (of a step, of the importance pass, of scoring), a file that is being flushed,
+# a checkpoint that is complete but not in its place, one that is being removed, and a line of the log.
+PLACES = (
+    (Learner, "forward"),
+    (checkpoint, "_flush"),
+    (checkpoint.os, "replace"),
+    (checkpoint.shutil, "rmtree"),
+    (run_folder.RunLog, "__call__"),
+)
+
+
+class Killed(BaseException):
+    """As sudden as SIGKILL: nothing that handles exceptions catches it."""
+
+
+class Clock:
+    """Counts the ticks of a run, and kills it at one of them."""
+
+    def __init__(self, patch: pytest.MonkeyPatch):
+        self.ticks, self.last, self.places = 0, None, Counter()
+        for owner, name in PLACES:
+            patch.setattr(owner, name, self._ticking(f"{owner.__name__}.{name}", getattr(owner, name)))
+
+    def wind(self, last: int | None) -> None:
+        self.ticks, self.last = 0, last
+
+    def _ticking(self, place: str, function: Callable) -> Callable:
+        def ticking(*arguments: Any, **options: Any) -> Any:
+            self.ticks += 1
+            self.places[place] += 1
+            if self.ticks == self.last:
+                raise Killed(place)
+            return function(*arguments, **options)
+
+        return ticking
+
+
+def start(config: RunConfig, output: Path, say: Any = lambda line: None, **options: Any) -> sequence.Result:
+    """A run in new objects, as in a new process."""
+    plan = resolve(config)
+    return sequence.run(plan, output, progress=False, say=say, **options)
+
+
+def read_scores(folder: Path) -> dict[str, Any]:
+    """scores.json without what depends on the wall clock."""
+    scores = json.loads((folder / "scores.json").read_text(encoding="utf-8"))
+    scores["cost"] = {key: value for key, value in scores["cost"].items() if not key.endswith("_seconds")}
+    return scores
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """The weights that a finished run ended with."""
+    (last,) = checkpoint.list_checkpoints(folder / "checkpoints")
+    assert last.name.endswith("-done")
+    return load_file(last / "learner.safetensors")
+
+
+def read_events(folder: Path, resumed: bool = False) -> list[dict[str, Any]]:
+    """The log without its times and costs: of what happened, or of where the run was gone on with."""
+    lines = (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()
+    entries = [{k: v for k, v in json.loads(line).items() if k != "time" and "seconds" not in k} for line in lines]
+    return [entry for entry in entries if (entry["event"] == "resumed") == resumed]
+
+
+def assert_same_end(found: Path, expected: Path) -> None:
+    """Scores and weights to the last bit, and every step logged once."""
+    assert read_scores(found) == read_scores(expected)
+    assert_identical(read_weights(found), read_weights(expected))
+    assert read_events(found) == read_events(expected)
+
+
+def kill_until_finished(clock: Clock, config: RunConfig, output: Path, ticks: int, kills: int, seed: int) -> list[str]:
+    """Kill the run at random ticks, go on after each, and let it finish at last; gives the places of the kills."""
+    draw, places = random.Random(seed), []
+    for number in range(kills):
+        clock.wind(draw.randint(1, max(2, ticks // kills)))
+        try:
+            start(config, output, resume=number > 0)
+        except Killed as killed:
+            places.append(str(killed))
+    clock.wind(None)
+    start(config, output, resume=True)
+    return places
+
+
+def stop_after(steps: int, config: RunConfig, output: Path, number: int = signal.SIGTERM, **options: Any) -> None:
+    """Signal this process in the middle of so many steps; 0: never. The run must end by itself."""
+    take_step, left = Trainer._take_step, [steps]
+
+    def send(*arguments: Any) -> None:
+        left[0] -= 1
+        if left[0] == 0:
+            signal.raise_signal(number)
+        take_step(*arguments)
+
+    patch = pytest.MonkeyPatch()
+    patch.setattr(Trainer, "_take_step", send)
+    try:
+        with Interruption().listening() as interruption, pytest.raises(Interrupted):
+            start(config, output, interruption=interruption, **options)
+    finally:
+        patch.undo()
+
+
+def main(path: str) -> None:
+    """In several processes: a run, the same stopped by a signal to one of them, and gone on with by all."""
+    folder = Path(path)
+    rank = Accelerator(cpu=True).process_index
+    config = parse(RunConfig, json.loads((folder / "config.json").read_text(encoding="utf-8")))
+    start(config, folder / "whole")
+    stop_after(6 if rank else 0, config, folder / "stopped")
+    start(config, folder / "stopped", resume=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

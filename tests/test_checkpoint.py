@@ -1,0 +1,188 @@
+"""Checkpoints: whole or not at all, the same bits back, and damage that is seen and named."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+import shutil
+
+import pytest
+import torch
+from killing import Clock, Killed
+from torch.testing import assert_close
+
+from mcit import checkpoint
+from mcit.checkpoint import (
+    CheckpointError,
+    DamagedError,
+    Snapshot,
+    list_checkpoints,
+    name_checkpoint,
+    pack,
+    prune_checkpoints,
+    read_checkpoint,
+    remove_checkpoints,
+    unpack,
+    write_checkpoint,
+)
+
+
+def make(value: float = 1.0) -> Snapshot:
+    return Snapshot({"step": 3, "value": value}, {"learner": {"weight": torch.full((4, 3), value)}})
+
+
+# What is written is what is read
+
+
+def test_tensors_come_back_bit_for_bit(tmp_path):
+    shared = torch.arange(6.0)
+    tensors = {
+        "odd": torch.tensor([-0.0, torch.nan, torch.inf, 1e-45]),
+        "half": torch.randn(3, 2).bfloat16(),
+        "scalar": torch.tensor(3),
+        "empty": torch.zeros(0, 5),
+        "turned": torch.randn(3, 4).t(),
+        "whole": shared,
+        "part": shared[2:4],
+    }
+    write_checkpoint(tmp_path / "a", Snapshot({}, {"learner": tensors, "method": {}}))
+    found = read_checkpoint(tmp_path / "a").parts
+    assert found.keys() == {"learner"}
+    for name, tensor in tensors.items():
+        again = found["learner"][name]
+        assert (again.dtype, again.shape) == (tensor.dtype, tensor.shape)
+        assert again.contiguous().view(-1).view(torch.uint8).equal(tensor.contiguous().view(-1).view(torch.uint8))
+
+
+def test_nested_states_come_back_as_they_were():
+    state = {
+        0: {"step": torch.tensor(2.0), "buffer": None},
+        7: {"x": [1, torch.ones(2)], "x/1": torch.zeros(2)},
+        "name": {"": 1.5, "a/b": "c"},
+    }
+    tensors = {}
+    packed = json.loads(json.dumps(pack(state, tensors)))
+    found = unpack(packed, tensors)
+    assert list(found) == [0, 7, "name"]
+    assert found["name"] == state["name"]
+    assert_close(found[0]["step"], torch.tensor(2.0))
+    assert_close(found[7]["x"][1], torch.ones(2))
+    assert_close(found[7]["x/1"], torch.zeros(2))
+    assert found[0]["buffer"] is None
+
+
+def test_a_state_of_other_things_is_refused():
+    with pytest.raises(TypeError, match=r"/generator is a Generator"):
+        pack({"generator": torch.Generator()}, {})
+
+
+# Whole or not at all
+
+
+def test_a_kill_at_any_moment_of_writing_leaves_the_old_or_the_new(tmp_path, monkeypatch):
+    clock = Clock(monkeypatch)
+    write_checkpoint(tmp_path / "00-fit-00000001", make(1.0))
+    clock.wind(None)
+    write_checkpoint(tmp_path / "00-fit-00000002", make(2.0))
+    total = clock.ticks
+    assert total >= 5  # three files, two folders, one renaming
+    for tick in range(1, total + 1):
+        folder = tmp_path / str(tick)
+        shutil.copytree(tmp_path / "00-fit-00000001", folder / "00-fit-00000001")
+        clock.wind(tick)
+        with pytest.raises(Killed):
+            write_checkpoint(folder / "00-fit-00000002", make(2.0))
+        found = list_checkpoints(folder)
+        values = [read_checkpoint(path).about["value"] for path in found]
+        assert values in ([1.0], [2.0, 1.0])
+        clock.wind(None)
+        write_checkpoint(folder / "00-fit-00000002", make(2.0))
+        prune_checkpoints(folder, keep=2)
+        assert sorted(path.name for path in folder.iterdir()) == ["00-fit-00000001", "00-fit-00000002"]
+
+
+@pytest.mark.parametrize("way", ["size limit", "disk full"])
+def test_what_cannot_be_written_leaves_what_was_there(tmp_path, monkeypatch, way):
+    write_checkpoint(tmp_path / "00-fitted", make(1.0))
+    large = Snapshot({}, {"learner": {"weight": torch.zeros(1 << 16)}})
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if way == "disk full":
+
+        def fail(handle):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr(checkpoint.os, "fsync", fail)
+    try:
+        if way == "size limit":
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 14, before[1]))
+        with pytest.raises(CheckpointError, match=r"00-done could not be written: .*go on with --resume") as caught:
+            write_checkpoint(tmp_path / "00-done", large)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert way == "size limit" or "No space left on device" in str(caught.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["00-fitted"]
+    assert read_checkpoint(tmp_path / "00-fitted").about["value"] == 1.0
+
+
+def test_of_two_that_write_the_same_the_first_stays(tmp_path):
+    write_checkpoint(tmp_path / "entry", make(1.0))
+    write_checkpoint(tmp_path / "entry", make(2.0), yield_to_others=True)
+    assert read_checkpoint(tmp_path / "entry").about["value"] == 1.0
+    assert [path.name for path in tmp_path.iterdir()] == ["entry"]
+
+
+# Damage
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+DAMAGES = {
+    "a flipped bit of the weights": (lambda p: flip(p / "learner.safetensors"), "learner.safetensors is not as it was"),
+    "a flipped bit of the state": (lambda p: flip(p / "state.json"), "state.json is not as it was"),
+    "a cut file": (lambda p: os.truncate(p / "learner.safetensors", 20), "learner.safetensors is not as it was"),
+    "a missing file": (lambda p: (p / "learner.safetensors").unlink(), "learner.safetensors is missing"),
+    "missing digests": (lambda p: (p / "SHA256SUMS").unlink(), "SHA256SUMS cannot be read"),
+    "empty digests": (lambda p: os.truncate(p / "SHA256SUMS", 0), "does not name state.json"),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_damage_is_seen_and_named(tmp_path, kind):
+    damage, words = DAMAGES[kind]
+    write_checkpoint(tmp_path / "00-done", make())
+    damage(tmp_path / "00-done")
+    with pytest.raises(DamagedError, match=f"00-done is damaged: .*{words}"):
+        read_checkpoint(tmp_path / "00-done")
+
+
+def test_another_version_is_no_damage_and_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "FORMAT", "mcit checkpoint 2")
+    write_checkpoint(tmp_path / "00-done", make())
+    monkeypatch.undo()
+    with pytest.raises(
+        CheckpointError, match=r"has the format 'mcit checkpoint 2' where .* reads 'mcit checkpoint 1'"
+    ) as e:
+        read_checkpoint(tmp_path / "00-done")
+    assert not isinstance(e.value, DamagedError)
+
+
+# Names
+
+
+def test_names_sort_by_task_phase_and_step(tmp_path):
+    places = [(0, "fit", 2), (0, "fit", 10), (0, "fitted", 0), (0, "done", 0), (1, "fit", 1), (10, "fitted", 0)]
+    names = [name_checkpoint(*place) for place in places]
+    for name in (*names, "notes", ".00-done-12345678.tmp"):
+        (tmp_path / name).mkdir()
+    assert [path.name for path in list_checkpoints(tmp_path)] == names[::-1]
+    prune_checkpoints(tmp_path, keep=2)
+    assert {path.name for path in tmp_path.iterdir()} == {*names[-2:], "notes"}
+    remove_checkpoints(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes"]
+    assert list_checkpoints(tmp_path / "nowhere") == []

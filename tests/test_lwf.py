@@ -1,0 +1,185 @@
+"""Learning without forgetting: the loss in closed form, a teacher that stays as it was, and a run that goes on."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from tiny_run import assert_identical, begin_points, configure, copy_state, go_on, learn, make_points, resolve
+from torch import nn
+from torch.testing import assert_close
+
+from mcit.config import ConfigError
+from mcit.methods.finetune import Finetune
+from mcit.methods.lwf import Lwf, distill
+from mcit.models.learner import Learner
+
+
+def ignore(entry) -> None:
+    pass
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return powers / powers.sum(axis=1, keepdims=True)
+
+
+def reach_second_task(method, **recipe):
+    """Two tasks of two and three classes over points; the first is learned, the second has begun."""
+    tasks = make_points([2, 3], **recipe)
+    stage, trainer = begin_points(tasks, method, log_every=1000)
+    trainer.fit(stage, method, ignore)
+    method.end_task(stage)
+    return go_on(stage, method, trainer), trainer
+
+
+def read_batch(stage):
+    return next(iter(stage.loader(stage.task, "train")))
+
+
+def test_the_distance_is_the_softened_cross_entropy_without_a_temperature_factor():
+    new, old = np.random.default_rng(0).normal(size=(2, 5, 3))
+    expected = -(softmax(old / 2) * np.log(softmax(new / 2))).sum(axis=1).mean()
+    found = distill(torch.tensor(new), torch.tensor(old), temperature=2.0)
+    assert_close(float(found), float(expected), rtol=1e-6, atol=0)
+
+
+def test_two_even_classes_cost_the_entropy_of_a_coin():
+    assert_close(distill(torch.zeros(4, 2), torch.zeros(4, 2), 2.0), torch.tensor(np.log(2), dtype=torch.float32))
+
+
+def test_the_added_gradient_is_that_of_the_closed_form_and_spares_the_new_classes():
+    method = Lwf(strength=3.0, temperature=2.0)
+    stage, _ = reach_second_task(method)
+    batch = read_batch(stage)
+    teacher = copy.deepcopy(stage.learner).eval()(batch, stage.task.head).detach().numpy()[:, :2].astype(np.float64)
+    logits = torch.randn(len(batch["labels"]), 5, generator=torch.Generator().manual_seed(1), requires_grad=True)
+    method.extra_loss(stage, batch, logits).backward()
+    old = logits.detach().numpy()[:, :2].astype(np.float64)
+    expected = np.zeros(logits.shape)
+    expected[:, :2] = 3 / 2 / len(logits) * (softmax(old / 2) - softmax(teacher / 2))
+    assert_close(logits.grad, torch.tensor(expected, dtype=torch.float32))
+
+
+def test_the_first_task_has_no_teacher():
+    method = Lwf()
+    stage, _ = begin_points(make_points([2, 3]), method)
+    assert method.extra_loss(stage, read_batch(stage), torch.zeros(8, 2)) is None
+    assert (method.state_dict(), method.bytes_held()) == ({}, 0)
+
+
+def test_a_step_is_one_on_the_sum_of_both_losses():
+    method = Lwf()
+    stage, trainer = reach_second_task(method, batch_size=1000)
+    batch, reference = read_batch(stage), copy.deepcopy(stage.learner)
+    optimizer = torch.optim.SGD(reference.parameters(), 0.1, 0.9)
+    logits = reference(batch, stage.task.head)
+    taught = logits.detach()[:, :2]
+    loss = nn.functional.cross_entropy(logits[:, 2:], batch["labels"] - 2)
+    loss = loss + 3 * -(torch.softmax(taught / 2, 1) * torch.log_softmax(logits[:, :2] / 2, 1)).sum(1).mean()
+    loss.backward()
+    optimizer.step()
+    trainer.fit(stage, method, ignore)
+    assert_close(copy_state(stage.learner), copy_state(reference))
+
+
+def test_strength_zero_is_finetuning_bit_for_bit():
+    found, plain = (reach_second_task(method, epochs=2) for method in (Lwf(strength=0.0), Finetune()))
+    for (stage, trainer), method in ((found, Lwf(strength=0.0)), (plain, Finetune())):
+        trainer.fit(stage, method, ignore)
+    assert_identical(copy_state(found[0].learner), copy_state(plain[0].learner))
+
+
+def test_the_answers_about_old_classes_move_less_than_under_finetuning():
+    def drift(method) -> float:
+        stage, trainer = reach_second_task(method, epochs=6, learning_rate=0.3)
+        batch = read_batch(stage)
+        before = stage.learner(batch, stage.task.head)[:, :2].detach().softmax(dim=1)
+        trainer.fit(stage, method, ignore)
+        return float((stage.learner(batch, stage.task.head)[:, :2].detach().softmax(dim=1) - before).norm())
+
+    assert drift(Lwf()) < drift(Finetune()) / 2
+
+
+class Normed(nn.Module):
+    """Features of points behind BatchNorm."""
+
+    width = 5
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.norm = nn.Linear(6, 5), nn.BatchNorm1d(5)
+
+    def forward(self, batch):
+        return self.norm(self.layer(batch["x"])).unsqueeze(1)
+
+
+def test_the_teacher_is_frozen_and_its_batchnorm_neither_looks_at_the_batch_nor_learns_from_it():
+    method, (first, second) = Lwf(), make_points([2, 3])
+    stage, trainer = begin_points([first, second], method)
+    stage.learner = Learner(Normed())
+    stage.learner.grow(first.head)
+    stage = go_on(stage, method, trainer)
+    before = copy_state(method.old)
+    trainer.fit(stage, method, ignore)
+    assert_identical(copy_state(method.old), before)
+    assert not [module for module in method.old.modules() if module.training]
+    assert not [p for p in method.old.parameters() if p.requires_grad or p.grad is not None]
+    assert int(stage.learner.encoder.norm.num_batches_tracked) > 0
+    batch = read_batch(stage)
+    one = {name: values[:1] for name, values in batch.items()}
+    assert_close(method.old(one, second.head), method.old(batch, second.head)[:1])
+
+
+def test_a_run_resumed_within_a_task_has_the_teacher_of_its_beginning():
+    method = Lwf()
+    stage, trainer = reach_second_task(method)
+    expected = copy_state(method.old)
+    trainer.fit(stage, method, ignore)
+    resumed = Lwf()
+    resumed.load_state_dict(method.state_dict())
+    resumed.begin_task(stage)  # the learner has moved since
+    assert_identical(copy_state(resumed.old), expected)
+
+
+def test_a_run_resumed_between_tasks_takes_the_learner_as_it_is():
+    tasks, method = make_points([2, 3, 2]), Lwf()
+    stage, trainer = begin_points(tasks, method)
+    stage = go_on(stage, method, trainer)
+    trainer.fit(stage, method, ignore)
+    resumed = Lwf()
+    resumed.load_state_dict(method.state_dict())
+    stage = go_on(stage, resumed, trainer)
+    assert_identical(copy_state(resumed.old), copy_state(stage.learner))
+
+
+def test_one_network_is_held():
+    method = Lwf()
+    stage, _ = reach_second_task(method)
+    assert method.bytes_held() == sum(t.numel() * t.element_size() for t in stage.learner.state_dict().values())
+    assert method.state_dict()["old"].keys() == stage.learner.state_dict().keys()
+
+
+def test_it_runs_over_a_sequence_of_images(tmp_path):
+    run = learn(configure("shapes:3x2", "lwf"), tmp_path)
+    assert [len(row) for row in run.rows] == [1, 2, 3]
+    assert "strength 3, temperature 2" in run.result.to_dict()["estimator"]
+
+
+def test_tasks_with_heads_of_their_own_are_refused():
+    class Own:
+        name, head = "nlvr2", type("Head", (), {"views": 2})
+
+    stage, _ = begin_points(make_points([2, 3]), Finetune())
+    stage.tasks = [*stage.tasks, Own()]
+    with pytest.raises(ConfigError, match=r"method 'lwf' .* \(views: nlvr2 2\)"):
+        Lwf().begin_task(stage)
+
+
+@pytest.mark.parametrize(("option", "value"), [("strength", -1.0), ("temperature", 0.0)])
+def test_impossible_options_are_refused(option, value):
+    config = configure("shapes:3x2", "lwf", **{f"method__{option}": value})
+    with pytest.raises(ConfigError, match=f"method.{option} must be"):
+        resolve(config)

@@ -1,0 +1,315 @@
+"""A run that was killed and gone on with ends with the same bits as one that was not."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import signal
+from dataclasses import replace
+
+import pytest
+import torch
+from killing import Clock, assert_same_end, kill_until_finished, read_scores, start, stop_after
+from tiny_run import configure, write_world
+
+from mcit.checkpoint import CheckpointError, list_checkpoints, read_checkpoint
+from mcit.config import CheckpointConfig
+from mcit.interruption import Interrupted, Interruption
+from mcit.keeper import Keeper
+from mcit.registry import method_names
+from mcit.run_folder import FolderError, find_newest, lock_folder
+from mcit.training import DivergedError, Trainer
+
+OPTIONS = {
+    "replay": {"method__fraction": 0.3, "method__frequency": 2},
+    "adapters": {"method__rank": 2},
+    "freeze_bottom": {"method__layers": 1},
+    "lwf": {},
+    "joint": {},
+    "finetune": {},
+    "single": {},
+    "freeze_encoder": {},
+}
+NOT_ON_SHAPES = ("adapters", "freeze_bottom", "freeze_encoder", "single")
+NOT_ON_PAIRS = ("lwf",)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    return write_world(tmp_path_factory.mktemp("world"))
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    return Clock(monkeypatch)
+
+
+def configure_method(order, method, world=None, **more):
+    usual = {"checkpoint__every_steps": 2, "training__log_every": 3}
+    if world is None:
+        usual |= {"model__channels_last": False, "tasks__shapes__recipe__learning_rate": 0.01}
+    return configure(order, method, world, **{**usual, **OPTIONS.get(method, {"method__strength": 10.0}), **more})
+
+
+def check_kills(clock, config, folder, kills=3, seed=0):
+    start(config, folder / "whole")
+    total = clock.ticks
+    places = kill_until_finished(clock, config, folder / "killed", total, kills, seed)
+    assert_same_end(folder / "killed", folder / "whole")
+    return places
+
+
+@pytest.mark.parametrize("method", [name for name in method_names() if name not in NOT_ON_PAIRS])
+def test_a_killed_run_ends_as_if_it_had_not_been_on_pairs(clock, world, tmp_path, method):
+    config = configure_method("vcr,nlvr2", method, world)
+    assert check_kills(clock, config, tmp_path)
+
+
+@pytest.mark.parametrize("method", [name for name in method_names() if name not in NOT_ON_SHAPES])
+def test_a_killed_run_ends_as_if_it_had_not_been_where_one_head_grows(clock, tmp_path, method):
+    three = method in ("ewc", "si", "replay")  # what is held is merged once there are three
+    order, classes = ("shapes:3x2", 6) if three else ("shapes:2x2", 4)
+    config = configure_method(order, method, tasks__shapes__classes=classes)
+    assert check_kills(clock, config, tmp_path)
+
+
+def test_workers_draw_again_what_they_had_drawn(tmp_path):
+    """Loader workers augment with random states of their own."""
+    options = {"tasks__shapes__classes": 4, "training__workers": 1}
+    config = configure_method("shapes:2x2", "finetune", checkpoint__keep=9, **options)
+    start(config, tmp_path / "whole")
+    stop_after(3, config, tmp_path / "stopped")
+    start(config, tmp_path / "stopped", resume=True)
+    assert_same_end(tmp_path / "stopped", tmp_path / "whole")
+
+
+def test_weights_in_another_layout_go_on_too(tmp_path):
+    options = {"tasks__shapes__classes": 4, "model__channels_last": True, "model__width": 8}
+    config = configure_method("shapes:2x2", "si", **options)
+    start(config, tmp_path / "whole")
+    stop_after(6, config, tmp_path / "stopped")
+    start(config, tmp_path / "stopped", resume=True)
+    assert_same_end(tmp_path / "stopped", tmp_path / "whole")
+
+
+def test_batches_in_parts_and_several_tasks_at_once_go_on_in_the_middle_of_an_epoch(world, tmp_path):
+    more = {f"tasks__{name}__recipe__epochs": 2 for name in ("vcr", "nlvr2")}
+    config = configure_method("vcr,nlvr2", "joint", world, training__accumulate=3, **more)
+    start(config, tmp_path / "whole")
+    for steps in (5, 3):
+        stop_after(steps, config, tmp_path / "stopped", resume=steps == 3)
+    start(config, tmp_path / "stopped", resume=True)
+    assert_same_end(tmp_path / "stopped", tmp_path / "whole")
+
+
+# Being asked to stop
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_step_saves_and_stops(tmp_path, number):
+    config = configure_method("shapes:2x2", "ewc", tasks__shapes__classes=4, checkpoint__every_steps=None)
+    stop_after(7, config, tmp_path, number)  # four steps a task
+    names = [path.name for path in list_checkpoints(tmp_path / "checkpoints")]
+    assert names == ["01-fit-00000003", "00-done"]
+
+
+def test_a_signal_outside_of_steps_stops_at_once_and_loses_nothing(tmp_path, monkeypatch):
+    config = configure_method("shapes:2x2", "finetune", tasks__shapes__classes=4)
+    start(config, tmp_path / "whole")
+    monkeypatch.setattr(Trainer, "evaluate", lambda *_: signal.raise_signal(signal.SIGTERM))
+    with Interruption().listening() as interruption, pytest.raises(Interrupted):
+        start(config, tmp_path / "stopped", interruption=interruption)
+    monkeypatch.undo()
+    assert find_newest(tmp_path / "stopped").name == "00-fitted"
+    start(config, tmp_path / "stopped", resume=True)
+    assert_same_end(tmp_path / "stopped", tmp_path / "whole")
+
+
+# What is refused
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """A run on shapes that was stopped in its second task, its configuration, and the same run not stopped."""
+    folder = tmp_path_factory.mktemp("stopped")
+    config = configure_method("shapes:2x2", "ewc", tasks__shapes__classes=4)
+    stop_after(7, config, folder / "run")
+    start(config, folder / "whole")
+    return folder, config
+
+
+@pytest.fixture
+def run(stopped, tmp_path):
+    """A copy of the stopped run."""
+    shutil.copytree(stopped[0] / "run", tmp_path / "run")
+    return tmp_path / "run"
+
+
+def test_a_resumed_run_says_where_it_goes_on_and_notes_it(stopped, run):
+    said = []
+    start(stopped[1], run, said.append, resume=True)
+    assert said[0] == "resumed after 3 of 4 steps of shapes[2-3] (task 2 of 2)"
+    passport = json.loads((run / "passport.json").read_text())
+    assert [entry["from"] for entry in passport["resumed"]] == ["after 3 of 4 steps of shapes[2-3] (task 2 of 2)"]
+    assert passport["config"]["method"]["name"] == "ewc"
+    assert_same_end(run, stopped[0] / "whole")
+
+
+def test_time_adds_up_over_the_parts_of_a_run(stopped, run):
+    before = json.loads((find_newest(run) / "state.json").read_text())["result"]["cost"]
+    result = start(stopped[1], run, resume=True)
+    assert before["fit_seconds"] > 0
+    assert result.cost["fit_seconds"] > before["fit_seconds"]
+    assert result.cost["steps"] == 8
+
+
+def test_a_damaged_checkpoint_is_told_of_and_the_one_before_is_taken(stopped, run):
+    newest, before = list_checkpoints(run / "checkpoints")
+    with (newest / "optimizer.safetensors").open("r+b") as file:
+        file.seek(-3, 2)
+        file.write(b"x")
+    said = []
+    start(stopped[1], run, said.append, resume=True)
+    assert said[0].startswith(f"warning: checkpoint {newest} is damaged: optimizer.safetensors is not as it was")
+    assert said[1].startswith("resumed after")
+    assert before.name == "01-fit-00000002"
+    assert_same_end(run, stopped[0] / "whole")
+
+
+def test_a_run_without_a_whole_checkpoint_is_not_begun_anew_in_silence(stopped, run):
+    for path in list_checkpoints(run / "checkpoints"):
+        (path / "state.json").unlink()
+    with pytest.raises(FolderError, match="no whole checkpoint is left"):
+        start(stopped[1], run, resume=True)
+    assert (run / "scores.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"seed": 2}, "seed: 1 -> 2"),
+        ({"method__strength": 3.0}, "method.strength: 10.0 -> 3.0"),
+        ({"training__accumulate": 2}, "training.accumulate: 1 -> 2"),
+        ({"tasks__shapes__recipe__learning_rate": 0.3}, "tasks.shapes.recipe.learning_rate: 0.01 -> 0.3"),
+    ],
+)
+def test_another_configuration_is_refused_with_the_differences(run, changes, words):
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.name != ".lock"}
+    other = configure_method("shapes:2x2", "ewc", **{"tasks__shapes__classes": 4, **changes})
+    with pytest.raises(FolderError) as caught:
+        start(other, run, resume=True)
+    assert words in str(caught.value)
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.name != ".lock"} == before
+
+
+def test_how_often_it_is_saved_may_change(stopped, run):
+    config = replace(stopped[1], checkpoint=CheckpointConfig(every_steps=1, keep=1))
+    start(config, run, resume=True)
+    assert_same_end(run, stopped[0] / "whole")
+
+
+@pytest.mark.parametrize("key", ["processes", "data", "precision"])
+def test_other_data_or_processes_are_refused(stopped, run, key):
+    path = find_newest(run)
+    state = json.loads((path / "state.json").read_text())
+    other = {"data": {"shapes[0-1]": "abc"}, "processes": 2, "precision": "bf16"}[key]
+    keeper = Keeper(run, CheckpointConfig(), {**state["identity"], key: other}, state["origin"])
+    with pytest.raises(FolderError, match=rf'{key}.*: .* -> ("abc"|2|"bf16")'):
+        keeper.find(lambda line: None)
+
+
+def test_other_software_is_told_of(stopped, run):
+    state = json.loads((find_newest(run) / "state.json").read_text())
+    said = []
+    keeper = Keeper(run, CheckpointConfig(), state["identity"], {**state["origin"], "torch": "9.9"})
+    assert keeper.find(said.append) is not None
+    assert "written by other software" in said[0]
+    assert "9.9" in said[0]
+
+
+def test_a_checkpoint_of_another_version_is_refused_and_kept(stopped, run, monkeypatch):
+    monkeypatch.setattr("mcit.checkpoint.FORMAT", "mcit checkpoint 2")
+    with pytest.raises(CheckpointError, match="go on with the version that wrote it"):
+        start(stopped[1], run, resume=True)
+    assert len(list_checkpoints(run / "checkpoints")) == 2
+
+
+def test_two_runs_in_one_folder_are_refused(stopped, run):
+    with lock_folder(run), pytest.raises(FolderError, match=f"is in use by another run .process {os.getpid()}"):
+        start(stopped[1], run, resume=True)
+    start(stopped[1], run, resume=True)  # the lock has gone with its holder
+
+
+def test_a_folder_that_holds_a_run_is_not_begun_anew_unless_told_to(stopped, run):
+    (run / "notes.txt").write_text("mine")
+    with pytest.raises(FolderError, match="already holds a run"):
+        start(stopped[1], run)
+    assert len(list_checkpoints(run / "checkpoints")) == 2
+    start(stopped[1], run, overwrite=True)
+    assert_same_end(run, stopped[0] / "whole")
+    assert (run / "notes.txt").read_text() == "mine"
+
+
+def test_nothing_to_resume_is_a_run_from_the_beginning(stopped, tmp_path):
+    said = []
+    start(stopped[1], tmp_path / "run", said.append, resume=True)
+    assert "starting from the beginning" in said[0]
+    assert_same_end(tmp_path / "run", stopped[0] / "whole")
+
+
+def test_a_full_disk_stops_the_run_which_goes_on_when_there_is_room(stopped, tmp_path, monkeypatch):
+    fsync, left = os.fsync, [12]
+
+    def fill(handle):
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", fill)
+    with pytest.raises(CheckpointError, match="No space left on device"):
+        start(stopped[1], tmp_path / "run")
+    monkeypatch.undo()
+    assert list_checkpoints(tmp_path / "run" / "checkpoints")
+    start(stopped[1], tmp_path / "run", resume=True)
+    assert_same_end(tmp_path / "run", stopped[0] / "whole")
+
+
+def test_an_output_that_cannot_be_made_is_refused(stopped, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FolderError, match=r"cannot be written to .*; choose another --output"):
+        start(stopped[1], tmp_path / "file" / "run")
+
+
+# Numbers that go wrong
+
+
+def test_a_diverged_run_names_stiffness_and_the_last_good_checkpoint(tmp_path):
+    config = configure_method("shapes:2x2", "ewc", tasks__shapes__classes=4, method__strength=1e12)
+    with pytest.raises(DivergedError) as caught:
+        start(config, tmp_path)
+    message = str(caught.value)
+    for words in ("of 4 on shapes[2-3], learning rate", "mean stiffness", "lower the strength", "last good checkpoint"):
+        assert words in message
+    assert message.rsplit("is ", 1)[1] in (str(path) for path in list_checkpoints(tmp_path / "checkpoints"))
+    assert len(read_scores(tmp_path)["matrix"]) == 1
+    weights = read_checkpoint(find_newest(tmp_path)).parts["learner"]
+    assert all(bool(tensor.isfinite().all()) for tensor in weights.values())
+
+
+def test_an_infinite_gradient_is_seen_without_clipping_and_never_saved(tmp_path, monkeypatch):
+    finish = Trainer._finish_step
+
+    def spoil(trainer, stage, method, optimizer, task, step):
+        if step.number == 1:
+            next(stage.learner.encoder.parameters()).grad[0].fill_(torch.inf)
+        finish(trainer, stage, method, optimizer, task, step)
+
+    monkeypatch.setattr(Trainer, "_finish_step", spoil)
+    for every, words in ((1, "the gradient is"), (50, "is nan|no numbers")):
+        config = configure_method("shapes:2x2", "finetune", tasks__shapes__classes=4, training__log_every=every)
+        with pytest.raises(DivergedError, match=words):
+            start(config, tmp_path / str(every))
+        assert list_checkpoints(tmp_path / str(every) / "checkpoints") == []

@@ -1,0 +1,205 @@
+"""Resuming as a user does: the options of `mcit run`, its messages and exit codes, and processes that are killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from killing import assert_same_end, read_events
+from tiny_run import configure, write_world
+
+from mcit.cli import main
+from mcit.commands import run as command
+from mcit.config import to_dict, to_yaml
+from mcit.run_folder import FILES, FolderError, find_newest, find_resumable, list_numbered
+from mcit.training import Trainer
+
+SHAPES = {"tasks__shapes__classes": 2, "tasks__shapes__recipe__batch_size": 32, "model__channels_last": False}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Configuration files of both tracks, and the runs of them that nobody disturbed."""
+    folder = tmp_path_factory.mktemp("runs")
+    world = write_world(folder)
+    configs = {
+        "shapes": configure("shapes:2x1", "ewc", checkpoint__every_steps=2, method__strength=10.0, **SHAPES),
+        "pairs": configure("vcr,nlvr2", "si", world, checkpoint__every_steps=1, method__strength=10.0),
+    }
+    for name, config in configs.items():
+        (folder / f"{name}.yaml").write_text(to_yaml(config), encoding="utf-8")
+        start(folder, name, "--output", str(folder / name))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def somewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def options(folder: Path, name: str, *more: str) -> list[str]:
+    return ["run", "--config", str(folder / f"{name}.yaml"), "--quiet", *more]
+
+
+def start(folder: Path, name: str, *more: str, code: int = 0) -> None:
+    assert main(options(folder, name, *more)) == code
+
+
+@pytest.fixture
+def interrupt(monkeypatch):
+    """Sends SIGINT in the middle of a step of this number, counted over all tasks."""
+    take_step, left = Trainer._take_step, [0]
+
+    def send(*arguments):
+        left[0] -= 1
+        if left[0] == 0:
+            signal.raise_signal(signal.SIGINT)
+        take_step(*arguments)
+
+    monkeypatch.setattr(Trainer, "_take_step", send)
+    return lambda number: left.__setitem__(0, number)
+
+
+# In one process
+
+
+def test_an_interrupted_command_goes_on_with_resume_and_is_finished_then(runs, somewhere, interrupt, capsys):
+    interrupt(9)
+    start(runs, "shapes", code=75)
+    output, message = Path("runs/shapes-2x1-ewc-seed1"), capsys.readouterr().err
+    assert f"mcit: interrupted, saved as {output}/checkpoints/01-fit-00000002" in message
+    assert f"to go on: mcit run --resume --output {output}\n" in message
+    start(runs, "shapes", "--resume")
+    assert "resumed after 2 of 7 steps of shapes[1-1] (task 2 of 2)" in capsys.readouterr().out
+    assert_same_end(output, runs / "shapes")
+    assert (output / "report.md").is_file()
+    start(runs, "shapes", "--resume")
+    printed = capsys.readouterr().out
+    assert f"{output} is finished; nothing is left to do" in printed
+    assert "shapes[1-1]" in printed
+    assert [path.name for path in Path("runs").iterdir()] == [output.name]
+
+
+def test_a_folder_alone_is_enough_and_other_options_are_refused(runs, somewhere, interrupt, capsys):
+    interrupt(3)
+    start(runs, "shapes", "--output", "mine", code=75)
+    capsys.readouterr()
+    resume = ["run", "--resume", "--output", "mine", "--quiet"]
+    assert main([*resume, "--seed", "7", "--set", "method.strength=3"]) == 2
+    message = capsys.readouterr().err
+    assert "mine holds another run; what is asked for now differs from it (there -> now):" in message
+    assert "  - seed: 1 -> 7" in message
+    assert "  - method.strength: 10.0 -> 3" in message
+    assert main([*resume, "--set", "checkpoint.every_steps=50"]) == 0
+    assert_same_end(somewhere / "mine", runs / "shapes")
+
+
+def test_resume_where_nothing_is_says_so_and_begins(runs, somewhere, interrupt, capsys):
+    interrupt(1)
+    start(runs, "shapes", "--resume", "--output", "new", code=75)
+    assert "nothing to resume: new starts from the beginning" in capsys.readouterr().out
+    assert find_newest(Path("new")).name == "00-fit-00000001"
+
+
+def test_resume_and_overwrite_exclude_each_other(runs, capsys):
+    start(runs, "shapes", "--resume", "--overwrite", code=2)
+    assert "say one of them" in capsys.readouterr().err
+
+
+def test_an_interruption_before_anything_was_saved_is_said(runs, somewhere, monkeypatch, capsys):
+    monkeypatch.setattr("mcit.sequence.build_learner", lambda plan: signal.raise_signal(signal.SIGTERM))
+    start(runs, "shapes", "--output", "early", code=75)
+    assert "mcit: interrupted, before anything was saved" in capsys.readouterr().err
+    monkeypatch.undo()
+
+
+# Which run it is
+
+
+def make_run(folder: Path, config, done: bool) -> None:
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
+    scores = {"tasks": ["one", "two"], "matrix": [[1.0], [1.0, 2.0]] if done else [[1.0]]}
+    (folder / "scores.json").write_text(json.dumps(scores), encoding="utf-8")
+
+
+def test_the_newest_unfinished_run_of_the_same_configuration_goes_on(tmp_path):
+    config = configure("shapes:2x1", "ewc", **SHAPES)
+    other = replace(config, seed=9)
+    base = tmp_path / "run"
+    assert find_resumable(list_numbered(base), config) is None
+    for number, (found, done) in enumerate([(config, True), (config, False), (config, True), (other, False)], start=1):
+        make_run(base if number == 1 else tmp_path / f"run-{number}", found, done)
+    folders = list_numbered(base)
+    assert [folder.name for folder in folders] == ["run", "run-2", "run-3", "run-4"]
+    assert find_resumable(folders, config) == tmp_path / "run-2"
+    assert find_resumable(folders[2:], config) == tmp_path / "run-3"  # finished, and will say so
+    assert find_resumable(folders, other) == tmp_path / "run-4"
+    assert find_resumable(folders[:1], other) is None  # what is finished is in nobody's way
+    with pytest.raises(FolderError, match="seed: 9 -> 1"):
+        find_resumable(folders[3:], config)
+
+
+def test_what_is_cleared_is_what_was_written():
+    assert set(FILES) == set(command.WRITTEN)
+
+
+# Processes
+
+
+def launch(folder: Path, name: str, *more: str) -> subprocess.Popen:
+    words = [sys.executable, "-m", "mcit", *options(folder, name, *more)]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ)
+
+
+def wait_for_checkpoint(process: subprocess.Popen, output: Path) -> None:
+    while find_newest(output) is None:
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.005)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["shapes", "pairs"])
+def test_a_process_that_was_killed_is_resumed_to_the_same_bits(runs, somewhere, name):
+    process = launch(runs, name, "--output", "run")
+    wait_for_checkpoint(process, Path("run"))
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    assert main(["run", "--resume", "--output", "run", "--quiet"]) == 0
+    assert_same_end(somewhere / "run", runs / name)
+
+
+@pytest.mark.slow
+def test_two_processes_stop_together_and_go_on_to_the_same_bits(somewhere):
+    few = {"tasks__shapes__classes": 4, "model__channels_last": False}  # four steps a task
+    config = configure("shapes:2x2", "ewc", method__strength=10.0, **few)
+    (somewhere / "config.json").write_text(json.dumps(to_dict(config)), encoding="utf-8")
+    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    words += [str(Path(__file__).with_name("killing.py")), str(somewhere)]
+    alone = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+    done = subprocess.run(words, env=alone, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert read_events(somewhere / "stopped", resumed=True)
+    assert_same_end(somewhere / "stopped", somewhere / "whole")
+
+
+@pytest.mark.slow
+def test_a_process_that_is_asked_to_end_saves_and_returns_75(runs, somewhere):
+    process = launch(runs, "shapes", "--output", "run")
+    wait_for_checkpoint(process, Path("run"))
+    process.send_signal(signal.SIGTERM)
+    _, message = process.communicate()
+    assert process.returncode == 75, message
+    assert "mcit: interrupted, saved as run/checkpoints/" in message
+    assert "to go on: mcit run --resume --output run" in message
+    start(runs, "shapes", "--resume", "--output", "run")
+    assert_same_end(somewhere / "run", runs / "shapes")

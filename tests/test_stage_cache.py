@@ -1,0 +1,248 @@
+"""Stages that runs have in common are learned once, and nothing else changes."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+from killing import read_scores, read_weights, start
+from tiny_run import Perceptron, Points, assert_identical, configure, make_points, write_world
+
+from mcit import sequence
+from mcit.config import RunConfig, parse
+from mcit.method import Method
+from mcit.methods.ewc import Ewc
+from mcit.methods.finetune import Finetune
+from mcit.methods.joint import Joint
+from mcit.methods.l2_anchor import L2Anchor
+from mcit.methods.mas import Mas
+from mcit.methods.replay import Replay
+from mcit.methods.si import Si
+from mcit.models.learner import Learner
+from mcit.stage_cache import digest
+from mcit.task import Head
+from mcit.training import Trainer
+
+
+@dataclass(frozen=True, eq=False)
+class Apart(Points):
+    """Points with a head of their own, so that they can come in any order."""
+
+    @property
+    def head(self) -> Head:
+        return Head(self.name.replace("[", "_").replace("]", ""), outputs=self.total, layout="linear")
+
+    def metric(self) -> Share:
+        return Share()
+
+
+class Share:
+    """The share of right answers, in percent; an evaluate.Metric takes longer than all else here."""
+
+    def __init__(self):
+        self.right: list[bool] = []
+
+    def add_batch(self, predictions, references) -> None:
+        self.right += [one == other for one, other in zip(predictions, references, strict=True)]
+
+    def compute(self) -> dict[str, float]:
+        return {"score": 100 * sum(self.right) / len(self.right)}
+
+
+def make_apart(count: int, **recipe) -> list[Apart]:
+    return [Apart(task.x, task.y, task.known, task.total, task.recipe) for task in make_points([2] * count, **recipe)]
+
+
+class World:
+    """Runs on points, which count the fits that were really made."""
+
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch):
+        self.folder, self.fits, self.runs = folder, [], 0
+        patch.setattr(sequence, "build_learner", lambda plan: Learner(Perceptron()))
+        fit = Trainer.fit
+
+        def count(trainer, stage, method, *rest):
+            self.fits.append((stage.index, stage.task.name))
+            return fit(trainer, stage, method, *rest)
+
+        patch.setattr(Trainer, "fit", count)
+
+    def run(self, tasks, method: Method, cache: str | None = "cache", seed: int = 1, **training):
+        """The folder of a run, and what it said."""
+        config = parse(RunConfig, {"seed": seed, "training": training, "method": method.name})
+        plan = sequence.Plan(config, tasks, method, "mcit", False)
+        self.runs += 1
+        output, said = self.folder / f"run-{self.runs}", []
+        folder = None if cache is None else self.folder / cache
+        sequence.run(plan, output, progress=False, say=said.append, cache=folder)
+        return output, said
+
+    def count(self, *arguments, **options) -> int:
+        before = len(self.fits)
+        self.run(*arguments, **options)
+        return len(self.fits) - before
+
+
+@pytest.fixture
+def world(tmp_path, monkeypatch):
+    return World(tmp_path, monkeypatch)
+
+
+def assert_same(found: Path, expected: Path) -> None:
+    one, other = read_scores(found), read_scores(expected)
+    assert one == other
+    assert_identical(read_weights(found), read_weights(expected))
+
+
+# How much is shared
+
+
+def test_all_orders_of_four_tasks_take_64_stages_instead_of_96(world):
+    tasks = make_apart(4)
+    outputs = {}
+    for order in itertools.permutations(range(4)):
+        outputs[order], _ = world.run([tasks[i] for i in order], Finetune())
+    assert len(world.fits) == 4 + 4 * 3 + 4 * 3 * 2 + 4 * 3 * 2 == 64
+    for order in ((0, 1, 2, 3), (3, 1, 0, 2)):
+        alone, _ = world.run([tasks[i] for i in order], Finetune(), cache=None)
+        assert_same(outputs[order], alone)
+
+
+def test_orders_share_what_a_method_holds_too(world):
+    tasks = make_apart(3)
+    for order in ((0, 1, 2), (0, 2, 1)):
+        output, _ = world.run([tasks[i] for i in order], Ewc(strength=5.0))
+        assert_same(output, world.run([tasks[i] for i in order], Ewc(strength=5.0), cache=None)[0])
+    assert len(world.fits) == 5 + 6  # the first stage once, and six without the cache
+
+
+def test_a_sweep_trains_the_first_task_once(world):
+    tasks = make_apart(2)
+    methods = [Ewc(strength=1.0), Ewc(strength=1e3), Mas(strength=1.0), L2Anchor(strength=0.1), Finetune()]
+    methods += [Replay(fraction=0.5, frequency=1), Ewc(strength=1.0, penalty="proximal")]
+    for method in methods:
+        alone = copy.deepcopy(method)
+        output, said = world.run(tasks, method)
+        assert_same(output, world.run(tasks, alone, cache=None)[0])
+    first = [index for index, _ in world.fits if index == 0]
+    assert len(first) == 1 + len(methods)  # one for all, and one for each without the cache
+    assert f"{tasks[0].name}: 3 steps from the stage cache" in said
+
+
+def test_si_gathers_its_path_once_for_all_strengths(world):
+    tasks = make_apart(3)
+    assert world.count(tasks, Finetune()) == 3
+    assert world.count(tasks, Si(strength=1.0)) == 3  # finetuning has gathered no path
+    assert world.count(tasks, Si(strength=50.0, damping=0.2)) == 2
+    for options in ({"strength": 1.0}, {"strength": 50.0, "damping": 0.2}):
+        assert_same(world.run(tasks, Si(**options))[0], world.run(tasks, Si(**options), cache=None)[0])
+
+
+def test_a_run_repeated_learns_nothing_and_says_so(world):
+    tasks = make_apart(2)
+    once, _ = world.run(tasks, Ewc(strength=3.0))
+    before = len(world.fits)
+    again, said = world.run(tasks, Ewc(strength=3.0))
+    assert len(world.fits) == before
+    assert_same(again, once)
+    assert [line.endswith("(from the stage cache)") for line in said] == [True, True]
+
+
+def test_what_comes_later_counts_where_a_method_looks_ahead(world):
+    tasks = make_apart(3)
+    assert world.count(tasks, Joint()) == 3
+    assert world.count([tasks[0], tasks[2], tasks[1]], Joint()) == 3  # all is learned at once, in another order
+    assert world.count(tasks[:2], Finetune()) == 2
+    assert world.count(tasks, Finetune()) == 1
+
+
+# What is not shared
+
+
+def test_whatever_changes_a_number_changes_the_stage(world):
+    tasks = make_apart(2)
+    world.run(tasks, Finetune())
+    other = replace(tasks[0], x=tasks[0].x + 1e-3)
+    slower = replace(tasks[0], recipe=replace(tasks[0].recipe, learning_rate=0.09))
+    for case in (
+        {"tasks": [other, tasks[1]]},
+        {"tasks": [slower, tasks[1]]},
+        {"tasks": tasks, "seed": 2},
+        {"tasks": tasks, "accumulate": 2},
+    ):
+        assert world.count(case.pop("tasks"), Finetune(), **case) == 2
+    assert world.count(tasks, Finetune(), log_every=7) == 0  # how often it is logged changes nothing
+
+
+def test_a_change_of_the_sources_is_another_stage(world, monkeypatch):
+    tasks = make_apart(1)
+    world.run(tasks, Finetune())
+    monkeypatch.setattr("mcit.stage_cache._digest_sources", lambda: "other")
+    assert world.count(tasks, Finetune()) == 1
+
+
+def test_a_digest_changes_with_anything_inside():
+    task = make_points([2])[0]
+    values = [None, "", 0, 0.0, False, [], {}, [0], [[0]], {"a": 0}, {"b": 0}, "0", torch.zeros(1), torch.zeros(1, 1)]
+    values += [torch.zeros(1, dtype=torch.int32), task, replace(task, known=1), Path("x"), ["ab", "c"], ["a", "bc"]]
+    assert len({digest(value) for value in values}) == len(values)
+    assert digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1})
+    with pytest.raises(TypeError, match="has no digest"):
+        digest(object())
+
+
+# What can go wrong
+
+
+def test_a_damaged_entry_is_learned_again(world):
+    tasks = make_apart(1)
+    once, _ = world.run(tasks, Finetune())
+    for file in (world.folder / "cache").glob("*/learner.safetensors"):
+        file.write_bytes(file.read_bytes()[:-1])
+    again, said = world.run(tasks, Finetune())
+    assert len(world.fits) == 2
+    assert any("is damaged" in line and "computed again" in line for line in said)
+    assert_same(again, once)
+    assert world.count(tasks, Finetune()) == 0
+
+
+def test_a_cache_that_cannot_be_written_is_refused_at_once(world):
+    (world.folder / "file").write_text("")
+    with pytest.raises(OSError, match=r"cannot be written to .*choose another --stage-cache"):
+        world.run(make_apart(1), Finetune(), cache="file/cache")
+    assert world.fits == []
+
+
+# On both tracks, with methods that keep things of their own
+
+KEEPERS = {
+    "adapters": {"method__rank": 2},
+    "single": {},
+    "joint": {},
+    "si": {"method__strength": 10.0},
+    "lwf": {},
+    "ewc_dr": {"method__strength": 10.0},
+}
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
+    return write_world(tmp_path_factory.mktemp("world"))
+
+
+@pytest.mark.parametrize(
+    ("order", "method"),
+    [("vcr,nlvr2", name) for name in ("adapters", "single", "joint", "ewc_dr")]
+    + [("shapes:2x2", name) for name in ("si", "lwf")],
+)
+def test_results_are_the_same_with_and_without(pairs, tmp_path, order, method):
+    few = {"tasks__shapes__classes": 4, "model__channels_last": False} if order.startswith("shapes") else {}
+    config = configure(order, method, None if few else pairs, **KEEPERS[method], **few)
+    start(config, tmp_path / "without")
+    for name in ("cold", "warm"):
+        start(config, tmp_path / name, cache=tmp_path / "cache")
+        assert_same(tmp_path / name, tmp_path / "without")
