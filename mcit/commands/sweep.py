@@ -1,0 +1,264 @@
+"""`mcit sweep`: strengths, methods, seeds and orders as a grid of runs, with one table at the end."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mcit.config import ConfigError, RunConfig
+
+HELP = "run a grid of strengths, methods, seeds and orders, and compare them"
+EPILOG = """
+  mcit sweep --order vqa,nlvr2,snli-ve,vcr --methods finetune,ewc,ewc_dr --strengths 100,300,1000 --seeds 1,2,3 --jobs 2
+  mcit sweep grid.yaml --output runs/grid --dry-run
+
+A grid file has the same names: order or orders, methods (a list, or a section that gives each its strengths:
+`ewc: [300, 1000]`), strengths, seeds, config, flavour, data_root, set. Options given here stand over the file. Runs
+that are complete are not repeated and runs that were interrupted go on: the same command continues a sweep.
+"""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.formatter_class, parser.epilog = argparse.RawDescriptionHelpFormatter, EPILOG
+    parser.add_argument("grid", nargs="?", help="a YAML file that describes the grid")
+    parser.add_argument("--order", action="append", help="tasks in order; give it again for another order")
+    parser.add_argument("--methods", type=split_list, help="comma-separated (see `mcit list`)")
+    parser.add_argument(
+        "--strengths",
+        action="append",
+        default=[],
+        metavar="[METHOD=]S,S,...",
+        help="for every method that has one, or for the method named",
+    )
+    parser.add_argument("--seeds", type=split_list, help="comma-separated (default: 1,2,3)")
+    parser.add_argument("--config", help="as in `mcit run`, for every run")
+    parser.add_argument("--flavour", help="as in `mcit run`")
+    parser.add_argument("--data-root", dest="data_root", help="as in `mcit run`")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as in `mcit run`")
+    parser.add_argument(
+        "--output", type=Path, default=Path("runs/sweep"), help="folder of all runs (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--stage-cache", metavar="DIR", help="as in `mcit run`: stages that runs share are learned once"
+    )
+    choosing = parser.add_argument_group("choosing strengths")
+    choosing.add_argument(
+        "--select",
+        type=int,
+        nargs="?",
+        const=2,
+        metavar="TASKS",
+        help="pick each method's strength by the mean of A_t over the first so many tasks, 2 unless said; "
+        "later tasks are not looked at",
+    )
+    choosing.add_argument("--select-seeds", type=split_list, help="pick on these seeds, and report on --seeds")
+    choosing.add_argument(
+        "--match", choices=("stiffness",), help="give all methods the reference's mean stiffness after the first task"
+    )
+    choosing.add_argument("--reference", metavar="METHOD", help="for --match (default: the first that has a strength)")
+    running = parser.add_argument_group("running")
+    add_running_options(running)
+    running.add_argument("--dry-run", action="store_true", help="print the plan and stop")
+
+
+def add_running_options(parser: Any) -> None:
+    """How runs are made, here and in `mcit reproduce`."""
+    parser.add_argument("--jobs", type=int, help="runs at once (default: 1, or one for each of --gpus)")
+    parser.add_argument("--threads", type=int, default=1, help="of each run (default: 1; scores depend on it)")
+    parser.add_argument("--gpus", type=split_list, default=[], help="comma-separated; each run gets one")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Plan, run what is missing, choose, report."""
+    from dataclasses import replace
+
+    from mcit import sweep
+    from mcit.sweep_report import print_plan, write_summary
+
+    grid, output = build_grid(arguments), arguments.output
+    _check(arguments, grid)
+    if arguments.match and (grid := _match(grid, arguments)) is None:
+        return 0
+    jobs = candidates = sweep.plan_jobs(grid, output, read_options)
+    if arguments.select_seeds:
+        candidates = sweep.plan_jobs(replace(grid, seeds=parse_seeds(arguments.select_seeds)), output, read_options)
+    print_plan(candidates, jobs, arguments.select)
+    if arguments.dry_run:
+        return 0
+    try:
+        failed = make_runs(candidates, arguments)
+        choices = _select(candidates, arguments.select, grid, output) if arguments.select else []
+        jobs = sweep.keep_chosen(jobs, choices)
+        failed += make_runs(jobs, arguments) if arguments.select_seeds else []
+    except KeyboardInterrupt:
+        print(f"\nmcit: stopped, and all runs with it; to go on: {arguments.given}", file=sys.stderr)
+        return 130
+    write_summary(candidates, jobs, bool(arguments.match), output, arguments.given)
+    return 1 if failed else 0
+
+
+def build_grid(arguments: argparse.Namespace) -> Any:
+    """The grid file, and the options of the command line over it."""
+    from mcit import sweep
+
+    data = sweep.read_grid(Path(arguments.grid)) if arguments.grid else {}
+    if arguments.order:
+        data["orders"] = arguments.order
+    if arguments.methods:
+        known = data.get("methods", {})
+        data["methods"] = {name: known.get(name, {}) for name in arguments.methods}
+    shared, own = sweep.parse_strengths(arguments.strengths, list(data.get("methods", {})))
+    if shared:
+        data["strengths"] = shared
+        data["methods"] = {name: {**known, "strengths": []} for name, known in data.get("methods", {}).items()}
+    for method, strengths in own.items():
+        data["methods"][method] = {**data["methods"][method], "strengths": strengths}
+    for name in ("seeds", "config", "flavour", "data_root"):
+        if getattr(arguments, name) is not None:
+            data[name] = getattr(arguments, name)
+    changes = data.get("set", [])
+    data["set"] = [*(changes if isinstance(changes, list) else [changes]), *arguments.set]
+    data.setdefault("methods", {})
+    return sweep.make_grid(data)
+
+
+def read_options(options: Sequence[str]) -> RunConfig:
+    """The configuration that options of `mcit run` stand for."""
+    from mcit.commands import run as command
+
+    parser = argparse.ArgumentParser(prog="mcit run")
+    command.add_options(parser)
+    return command.read_config(parser.parse_args(options))
+
+
+def make_runs(jobs: Sequence[Any], arguments: argparse.Namespace) -> list[Any]:
+    """Make those that are not complete yet; gives the failures."""
+    from mcit.commands.run import mute, prepare
+    from mcit.jobs import find_state, run_jobs
+
+    missing = [job for job in jobs if find_state(job) != "done"]
+    for order in dict.fromkeys(job.order for job in missing):  # what is wrong with the data is said once, and now
+        plan = prepare(next(job.config for job in missing if job.order == order), mute)
+        if plan.embedded:
+            print("no --data-root: these runs use the embedded benchmark (generated scenes, a small ViLT)")
+    extra = ["--stage-cache", arguments.stage_cache] if arguments.stage_cache else []
+    at_once = arguments.jobs or len(arguments.gpus) or 1
+    return run_jobs(missing, at_once, arguments.threads, arguments.gpus, extra)
+
+
+def check_running_options(arguments: argparse.Namespace) -> list[str]:
+    """What is wrong with the options that say how runs are made."""
+    problems = []
+    if arguments.jobs is not None and arguments.jobs < 1:
+        problems.append(f"--jobs must be at least 1, found {arguments.jobs}")
+    if arguments.threads < 1:
+        problems.append(f"--threads must be at least 1, found {arguments.threads}")
+    if arguments.gpus and arguments.jobs and arguments.jobs > len(arguments.gpus):
+        problems.append(f"--jobs {arguments.jobs} needs as many --gpus, found {len(arguments.gpus)}")
+    if arguments.output is not None and arguments.output.is_file():
+        problems.append(f"{arguments.output} is a file; --output names the folder of all runs")
+    return problems
+
+
+def _check(arguments: argparse.Namespace, grid: Any) -> None:
+    problems = check_running_options(arguments)
+    if arguments.select_seeds and not arguments.select:
+        problems.append("--select-seeds is for --select")
+    if arguments.select and arguments.match:
+        problems.append("--select picks each method's own strength and --match one for all: use one of them")
+    if arguments.reference and not arguments.match:
+        problems.append("--reference is for --match")
+    both = sorted({*parse_seeds(arguments.select_seeds or [])} & {*grid.seeds})
+    if both:
+        listed = ", ".join(map(str, both))
+        problems.append(f"--select-seeds and --seeds share {listed}: what picks a strength must not report on it")
+    if problems:
+        raise ConfigError(problems)
+
+
+def _match(grid: Any, arguments: argparse.Namespace) -> Any:
+    """The grid with strengths of equal stiffness; None where a dry run would have to measure them."""
+    from dataclasses import replace
+
+    from mcit import stiffness, sweep
+
+    methods = [name for name in grid.methods if sweep.has_options(name, "strength", "manager")]
+    reference = arguments.reference or next(iter(methods), None)
+    if len(methods) < 2 or reference not in methods:
+        listed = ", ".join(methods) or "none"
+        raise ConfigError(
+            [f"--match needs two methods that hold weights by importance, the reference among them; found {listed}"]
+        )
+    if len(grid.orders) > 1:
+        raise ConfigError(["--match takes one order: another first task has another stiffness"])
+    strengths = grid.methods[reference].strengths or grid.strengths
+    if not strengths:
+        raise ConfigError([f"--match needs strengths of the reference, such as --strengths {reference}=100,300"])
+    measured = _measure(grid, methods, arguments)
+    if measured is None:
+        print(f"would measure the mean stiffness of {', '.join(methods)} after the first task, then plan the runs")
+        return None
+    matched = stiffness.match_strengths(measured, reference, strengths)
+    print("\n".join([*stiffness.describe_match(measured, reference, matched), stiffness.EXPLANATION]))
+    own = {name: replace(m, strengths=matched.get(name, m.strengths)) for name, m in grid.methods.items()}
+    return replace(grid, methods=own, strengths=())
+
+
+def _measure(grid: Any, methods: Sequence[str], arguments: argparse.Namespace) -> dict[str, float] | None:
+    """Mean stiffness at strength 1 by method, with the first seed; what an earlier start measured is not repeated."""
+    from dataclasses import replace
+    from tempfile import TemporaryDirectory
+
+    from mcit import stiffness, sweep
+    from mcit.commands.run import mute, prepare
+    from mcit.jobs import identify
+
+    measured, found = stiffness.Measured(arguments.output / "stiffness.json"), {}
+    alone = {name: replace(grid.methods[name], strengths=(1.0,)) for name in methods}
+    with TemporaryDirectory(prefix="mcit-") as scratch:
+        cache = Path(arguments.stage_cache or scratch)
+        for job in sweep.plan_jobs(replace(grid, methods=alone, seeds=grid.seeds[:1]), arguments.output, read_options):
+            identity = identify(job.config)
+            mean = measured.find(job.method, identity)
+            if mean is None and arguments.dry_run:
+                return None
+            if mean is None:
+                print(f"measuring the mean stiffness of {job.method} after the first task", flush=True)
+                mean = stiffness.measure_stiffness(prepare(job.config, mute), cache, progress=True)
+                measured.add(job.method, identity, mean)
+            found[job.method] = mean
+    return found
+
+
+def _select(jobs: Sequence[Any], seen: int, grid: Any, output: Path) -> list[Any]:
+    from mcit import sweep
+    from mcit.jobs import find_state
+    from mcit.passport import write_json
+
+    choices = sweep.select([job for job in jobs if find_state(job) == "done"], seen)
+    rule = sweep.describe_rule(seen)
+    print(f"selection: {rule}.")
+    for choice in choices:
+        print(f"  {choice.order + ': ' if choice.order and len(grid.orders) > 1 else ''}{choice.describe()}")
+    reused = sorted({seed for choice in choices for seed in choice.seeds} & {*grid.seeds})
+    if reused:
+        print("  picked on the seeds that are reported, which flatters them; --select-seeds keeps the two apart")
+    record = {"rule": rule, "seeds_reported": list(grid.seeds), "choices": [choice.to_dict() for choice in choices]}
+    write_json(output / "selection.json", record)
+    return choices
+
+
+def split_list(text: str) -> list[str]:
+    """The items of a comma-separated option."""
+    return [item.strip() for item in text.split(",") if item.strip()]
+
+
+def parse_seeds(texts: Sequence[str]) -> tuple[int, ...]:
+    """Seeds that were given as words."""
+    try:
+        return tuple(int(text) for text in texts)
+    except ValueError:
+        raise ConfigError([f"seeds are whole numbers, found {','.join(texts)}"]) from None
