@@ -12,7 +12,7 @@ import mcit
 from mcit.config import ConfigError
 
 # files in mcit/commands/, in the order of the help
-COMMANDS = ("run", "report", "explore", "sweep", "reproduce", "bench", "list")
+COMMANDS = ("run", "report", "explore", "sweep", "reproduce", "doctor", "prepare", "bench", "list")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,0 +1,472 @@
+"""Hostile and broken input: a clean error that names it, or left out and counted; never another traceback."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import random
+import shutil
+import struct
+import tarfile
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+from PIL import Image
+from test_data_cifar import old_pickle
+from tiny_official import small_processor, write_image, write_lines
+from torch._utils import ExceptionWrapper
+
+from mcit.cli import main
+from mcit.config import ConfigError, RunConfig
+from mcit.data.answers import read_vocabulary
+from mcit.data.bad_records import BadRecords
+from mcit.data.cifar import read_cifar100
+from mcit.data.image_folders import read_imagenet_subset, read_tiny_imagenet
+from mcit.data.images import MOST_PIXELS, decode_image, open_image, verify_image
+from mcit.data.records import BadRecord
+from mcit.embedded import Sizes, write_benchmark
+from mcit.plan import check_data, describe_plan, resolve
+from mcit.registry import find_task
+from mcit.task import DataError
+
+CLEAN = (DataError, ConfigError)
+PROCESSOR = small_processor()
+DEEP = json.loads("[" * 60 + "]" * 60)
+HOSTILE = [
+    None, True, False, 0, -1, 3, 10**6, 2**63, 10**40, 1.5, -0.0, 1e308, float("inf"), float("nan"), "", " ", "a", "-",
+    "True", "\ud800", "é" * 3, "\0", "../../etc/passwd", "/etc/passwd", "..\\up", "a/b", ".", "x" * 5000, [], {}, [[]],
+    [None], [-1], [0, 1, 99], [True], {"a": 1}, DEEP, "neutral", "dev-1-1-0", [1, 2, 3, 4], ["a", ["b"]],
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("MCIT_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="module")
+def benchmark(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("benchmark")
+    write_benchmark(root, Sizes(train=3, evaluation=2))
+    return root
+
+
+@pytest.fixture
+def root(benchmark, tmp_path) -> Path:
+    shutil.copytree(benchmark, tmp_path / "data")
+    return tmp_path / "data"
+
+
+# --- mutations, always the same for a seed
+
+
+def places(value: Any, path: tuple = ()) -> Iterator[tuple]:
+    """The way to every value in a JSON document."""
+    yield path
+    if isinstance(value, dict):
+        for key in value:
+            yield from places(value[key], (*path, key))
+    elif isinstance(value, list):
+        for index in range(len(value)):
+            yield from places(value[index], (*path, index))
+
+
+def mutate_document(document: Any, rng: random.Random) -> Any:
+    """One to three values replaced, removed, repeated or renamed."""
+    document = copy.deepcopy(document)
+    for _ in range(rng.randint(1, 3)):
+        path = rng.choice(list(places(document)))
+        if not path:
+            return rng.choice(HOSTILE)
+        parent = document
+        for step in path[:-1]:
+            parent = parent[step]
+        kind = rng.random()
+        if kind < 0.6:
+            parent[path[-1]] = rng.choice(HOSTILE)
+        elif kind < 0.75:
+            del parent[path[-1]]
+        elif isinstance(parent, list):
+            parent.insert(path[-1], copy.deepcopy(parent[path[-1]]))
+        else:
+            parent[str(rng.choice(HOSTILE))[:50]] = parent.pop(path[-1])
+    return document
+
+
+def mutate_bytes(data: bytes, rng: random.Random) -> bytes:
+    """Bytes flipped, cut off, cut out, repeated or put in."""
+    data = bytearray(data)
+    for _ in range(rng.choice((1, 1, 2, 8))):
+        if not data:
+            break
+        at, length = rng.randrange(len(data)), rng.choice((1, 4, 50))
+        kind = rng.randrange(6)
+        if kind == 0:
+            data[at] ^= 1 << rng.randrange(8)
+        elif kind == 1:
+            del data[at:]
+        elif kind == 2:
+            del data[at : at + length]
+        elif kind == 3:
+            data[at:at] = data[at : at + length]
+        elif kind == 4:
+            data[at:at] = rng.randbytes(length)
+        else:
+            data[at : at + length] = rng.choice((b"\xff", b"\0", b"[", b'"', b"}", b"9")) * length
+    return bytes(data)
+
+
+def rewrite(path: Path, rng: random.Random) -> None:
+    """A mutated file in the place of a whole one."""
+    text = path.read_text(encoding="utf-8")
+    if rng.random() < 0.4:
+        path.write_bytes(mutate_bytes(text.encode(), rng))
+    elif path.suffix == ".jsonl" or "nlvr2" in path.parts:
+        records = mutate_document([json.loads(line) for line in text.splitlines()], rng)
+        lines = records if isinstance(records, list) else [records]
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    else:
+        path.write_text(json.dumps(mutate_document(json.loads(text), rng)), encoding="utf-8")
+
+
+def try_it(work: Callable[[], Any], what: str) -> bool:
+    """Whether it went well; anything but a clean error is a failure that tells how to repeat it."""
+    try:
+        work()
+    except CLEAN as error:
+        str(error).encode()  # can be printed
+        return False
+    except Exception as error:
+        raise AssertionError(f"{what}: {type(error).__name__}: {error}") from error
+    return True
+
+
+def use(task: Any) -> None:
+    """What a run does with a task's data."""
+    task.check()
+    _ = task.head
+    for split in ("train", "eval"):
+        examples = task.examples(split)
+        task.collate(examples.__getitems__(list(range(len(examples)))), PROCESSOR)
+    task.notices(PROCESSOR)
+    json.dumps(task.describe_data(), allow_nan=False).encode()
+    task.fingerprint()
+
+
+FILES = {
+    "vqa": ["vqav2/v2_OpenEnded_mscoco_train2014_questions.json", "vqav2/v2_mscoco_train2014_annotations.json"],
+    "nlvr2": ["nlvr2/data/train.json"],
+    "snli-ve": ["snli-ve/snli_ve_train.jsonl"],
+    "vcr": ["vcr/annotation/train.jsonl", "metadata"],
+}
+OPTIONS = {"vqa": {"minimum": 1}}
+ROUNDS = 40
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_mutated_annotations_end_in_clean_errors_only(root, name):
+    went_well = 0
+    for seed in range(ROUNDS):
+        rng = random.Random(f"{name} {seed}")
+        file = rng.choice(FILES[name])
+        path = rng.choice(sorted((root / "vcr").rglob("*/[!tv]*.json"))) if file == "metadata" else root / file
+        whole = path.read_bytes()
+        rewrite(path, rng)
+        task = find_task(name)(root=root, on_bad_record=("fail", "skip")[seed % 2], **OPTIONS.get(name, {}))
+        went_well += try_it(lambda task=task: use(task), f"{name}, seed {seed}")
+        path.write_bytes(whole)
+    assert 0 < went_well < ROUNDS  # some mutations do no harm, others do
+
+
+def test_mutated_vocabularies_end_in_clean_errors_only(tmp_path):
+    path = tmp_path / "answers.json"
+    for seed in range(150):
+        rng = random.Random(seed)
+        whole = rng.choice([["a", "b"], {"answers": ["a", "b"]}, {"a": 0, "b": 1}])
+        path.write_text(json.dumps(whole), encoding="utf-8")
+        rewrite(path, rng)
+        try_it(lambda: read_vocabulary(path), f"seed {seed}")
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # what Pillow says of odd TIFF tags
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF"])
+def test_mutated_images_end_in_clean_errors_only(form):
+    pixels = np.random.default_rng(0).integers(0, 256, (19, 23, 3), dtype=np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, form)
+    for seed in range(60):
+        data = mutate_bytes(file.getvalue(), random.Random(f"{form} {seed}"))
+        try_it(lambda data=data: decode_image(data, "it"), f"{form}, seed {seed}")
+
+
+def make_parquet() -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (32, 32)).save(file, "PNG")
+    table = pyarrow.table({"img": [{"bytes": file.getvalue(), "path": None}] * 4, "fine_label": [3, 3, 8, 8]})
+    sink = io.BytesIO()
+    pyarrow.parquet.write_table(table, sink)
+    return sink.getvalue()
+
+
+def make_pickle() -> bytes:
+    return old_pickle(np.zeros((4, 3072), np.uint8), [3, 3, 8, 8])
+
+
+def make_archive() -> bytes:
+    sink = io.BytesIO()
+    with tarfile.open(fileobj=sink, mode="w:gz") as archive:
+        member = tarfile.TarInfo("cifar-100-python/train")
+        member.size = len(make_pickle())
+        archive.addfile(member, io.BytesIO(make_pickle()))
+    return sink.getvalue()
+
+
+CIFAR = {"train.parquet": make_parquet, "cifar-100-python/train": make_pickle, "cifar-100-python.tar.gz": make_archive}
+
+
+@pytest.mark.parametrize("name", CIFAR)
+def test_mutated_cifar_files_end_in_clean_errors_only(tmp_path, name):
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(CIFAR[name]())
+    assert len(read_cifar100(tmp_path, "train", [3, 8]).labels) == 4
+    whole, bad = path.read_bytes(), BadRecords()
+    for seed in range(80):
+        path.write_bytes(mutate_bytes(whole, random.Random(f"{name} {seed}")))
+        on_bad = {"on_bad": bad.add} if seed % 2 else {}
+        try_it(lambda on_bad=on_bad: read_cifar100(tmp_path, "train", [3, 8], **on_bad), f"{name}, seed {seed}")
+
+
+def test_mutated_class_annotations_end_in_clean_errors_only(tmp_path):
+    names = [f"n{number:08}" for number in range(200)]
+    for name in names:
+        (tmp_path / "train" / name).mkdir(parents=True)
+    for number in range(3):
+        write_image(tmp_path / "val" / "images" / f"val_{number}.JPEG", size=(64, 64))
+    path = tmp_path / "val" / "val_annotations.txt"
+    whole = "".join(f"val_{number}.JPEG\t{names[number]}\t0\t0\t9\t9\n" for number in range(3)).encode()
+    for seed in range(80):
+        path.write_bytes(mutate_bytes(whole, random.Random(seed)))
+        try_it(lambda: read_tiny_imagenet(tmp_path, "eval", range(200)), f"seed {seed}")
+
+
+# --- each kind of harm, found, named, and refused or counted
+
+
+def png_of_size(width: int, height: int) -> bytes:
+    """A file of a few bytes that claims to be an image of that size."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" * 99)) + chunk(b"IEND", b"")
+    )
+
+
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+@pytest.mark.parametrize("size", [(12_000, 10_000), (60_000, 60_000)])
+def test_an_image_of_too_many_pixels_is_refused_before_it_is_decoded(tmp_path, size):
+    assert size[0] * size[1] > MOST_PIXELS
+    path = tmp_path / "bomb.png"
+    path.write_bytes(png_of_size(*size))
+    for look in (open_image, verify_image):
+        with pytest.raises(BadRecord, match=r"bomb\.png") as caught:
+            look(path)
+        assert caught.value.reason == "image too large"
+
+
+def test_an_image_is_opened_as_an_image_only(tmp_path):
+    """Pillow would hand a PostScript program to an interpreter."""
+    path = tmp_path / "program.jpg"
+    path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nquit\n")
+    with pytest.raises(BadRecord, match=r"program\.jpg is no readable image \(cannot identify"):
+        open_image(path)
+
+
+@pytest.mark.parametrize("keep", [10, 200, 700])
+def test_a_quick_look_finds_a_cut_image_as_a_full_one_does(tmp_path, keep):
+    noise = np.random.default_rng(0).integers(0, 256, (64, 80, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(tmp_path / "whole.jpg")
+    verify_image(tmp_path / "whole.jpg")
+    cut = tmp_path / f"{keep}.jpg"
+    cut.write_bytes((tmp_path / "whole.jpg").read_bytes()[:keep])
+    for look in (open_image, verify_image):
+        with pytest.raises(BadRecord) as caught:
+            look(cut)
+        assert caught.value.reason == "image unreadable"
+
+
+def entailment(number: int, **changes: Any) -> dict[str, Any]:
+    plain = {"Flickr30K_ID": str(number), "pairID": f"p{number}", "sentence2": "one dog", "gold_label": "neutral"}
+    return {**plain, **changes}
+
+
+@pytest.fixture
+def mixed(tmp_path) -> Path:
+    """SNLI-VE with 4 good records and 9 bad ones, each in its own way."""
+    root = tmp_path / "data"
+    records = [entailment(number) for number in range(4)]
+    records += [
+        entailment(4, gold_label="maybe"),
+        entailment(5, gold_label=1),
+        entailment(6, pairID="p1"),
+        entailment(7, Flickr30K_ID="../../secret"),
+        entailment(8, sentence2="\ud800"),
+        entailment(9, Flickr30K_ID="404"),
+        entailment(10),
+        entailment(11),
+    ]
+    lines = [json.dumps(record) + "\n" for record in records] + ["{cut short"]
+    write_lines(root / "snli-ve" / "snli_ve_dev.jsonl", [entailment(number) for number in range(2)])
+    (root / "snli-ve" / "snli_ve_train.jsonl").write_text("".join(lines))
+    images = root / "flickr30k" / "flickr30k_images"
+    for number in range(12):
+        write_image(images / f"{number}.jpg")
+    (images / "10.jpg").write_bytes((images / "10.jpg").read_bytes()[:300])
+    (images / "11.jpg").write_bytes(png_of_size(30_000, 30_000))
+    return root
+
+
+REASONS = {
+    "'gold_label' must be one of entailment, contradiction, neutral": 1,
+    "'gold_label' must be text": 1,
+    "duplicate id": 1,
+    "the Flickr30k id must be the name of an image in the folder": 1,
+    "half a character": 1,
+    "not valid JSON": 1,
+    "image missing": 1,
+    "image unreadable": 1,
+    "image too large": 1,
+}
+
+
+def test_wrong_records_are_refused_all_together_with_file_and_record(mixed):
+    with pytest.raises(DataError) as caught:
+        find_task("snli-ve")(root=mixed).check()
+    message = str(caught.value)
+    assert "the data have 6 problems" in message
+    for number in (5, 6, 7, 8, 9, 13):
+        assert f"snli_ve_train.jsonl, record {number}: " in message
+
+
+def test_wrong_records_are_left_out_counted_and_said(mixed):
+    task = find_task("snli-ve")(root=mixed, on_bad_record="skip")
+    use(task)
+    assert len(task.examples("train")) == 4
+    skipped = task.skipped("train").to_dict()
+    assert {reason: found["records"] for reason, found in skipped["reasons"].items()} == REASONS
+    for reason, found in skipped["reasons"].items():
+        assert "snli_ve_train.jsonl, record " in found["first"], reason
+    (line,) = task.notices(None)
+    assert line.startswith("snli-ve, train: 9 of 13 records are left out: 1 ")
+
+
+def test_what_is_left_out_is_found_once_and_found_again_when_an_image_changes(mixed, tmp_path):
+    task = find_task("snli-ve")(root=mixed, on_bad_record="skip")
+    assert len(task.examples("train")) == 4
+    verified = list((tmp_path / "cache" / "verified").iterdir())
+    assert len(find_task("snli-ve")(root=mixed, on_bad_record="skip").examples("train")) == 4
+    assert list((tmp_path / "cache" / "verified").iterdir()) == verified
+    before = task.fingerprint()
+    write_image(mixed / "flickr30k" / "flickr30k_images" / "10.jpg")
+    mended = find_task("snli-ve")(root=mixed, on_bad_record="skip")
+    assert len(mended.examples("train")) == 5
+    assert mended.fingerprint() != before
+
+
+def test_the_policy_comes_from_the_configuration_and_the_counts_go_into_the_passport(mixed):
+    config = RunConfig(order=("snli-ve",), data_root=str(mixed), on_bad_record="skip")
+    plan = resolve(config)
+    check_data(plan)
+    described = json.loads(json.dumps(describe_plan(plan)))
+    assert described["config"]["on_bad_record"] == "skip"
+    train = described["records"]["snli-ve"]["train"]
+    assert (train["records"], train["dropped"], train["skipped"]["records"]) == (13, 0, 9)
+    assert described["records"]["snli-ve"]["eval"]["skipped"] == {"records": 0, "reasons": {}}
+    with pytest.raises(DataError, match="the data have 6 problems"):
+        check_data(resolve(RunConfig(order=("snli-ve",), data_root=str(mixed))))
+
+
+def test_a_split_without_a_good_record_is_refused_under_either_policy(mixed):
+    write_lines(mixed / "snli-ve" / "snli_ve_dev.jsonl", [entailment(1, gold_label=None), entailment(2, gold_label=3)])
+    with pytest.raises(DataError, match=r"dev\.jsonl holds no examples; 2 of 2 records are left out: 2 'gold_label'"):
+        find_task("snli-ve")(root=mixed, on_bad_record="skip").check()
+    write_lines(mixed / "snli-ve" / "snli_ve_dev.jsonl", [entailment(10)])
+    with pytest.raises(DataError, match="has an image that can be opened: 1 of 1 records are left out: 1 image unread"):
+        find_task("snli-ve")(root=mixed, on_bad_record="skip").check()
+
+
+def test_a_file_full_of_wrong_records_is_not_read_to_its_end(tmp_path):
+    write_lines(tmp_path / "snli-ve" / "snli_ve_train.jsonl", [{}] * 5000)
+    with pytest.raises(DataError, match=r"the data have 1001 problems") as caught:
+        find_task("snli-ve")(root=tmp_path).table("train")
+    assert caught.value.problems[-1] == "no more were looked for"
+
+
+def test_wrong_rows_of_a_class_incremental_set_are_left_out_and_counted(tmp_path):
+    cells = [{"bytes": b"no image"}] + [{"bytes": make_cell()}] * 5
+    table = pyarrow.table({"img": cells, "fine_label": [3, 3, 8, 8, 100, -1]})
+    for part in ("train", "test"):
+        pyarrow.parquet.write_table(table, tmp_path / f"{part}.parquet")
+    with pytest.raises(DataError, match=r"train\.parquet, row 4: fine label 100 is not one of 0\.\.99"):
+        read_cifar100(tmp_path, "train", [3, 8])
+    bad = BadRecords()
+    assert read_cifar100(tmp_path, "train", [3, 8], bad.add).labels.tolist() == [3, 8, 8]
+    assert bad.counts == {"label out of range": 2, "image unreadable": 1}
+    task = find_task("cifar100")(root=tmp_path, on_bad_record="skip")
+    with pytest.raises(DataError, match="holds 2 classes"):
+        task.check()
+
+
+def make_cell() -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (32, 32)).save(file, "PNG")
+    return file.getvalue()
+
+
+def test_files_of_a_class_incremental_set_are_opened_beforehand_where_bad_ones_are_left_out(tmp_path):
+    for part in ("train", "val"):
+        for number in range(100):
+            write_image(tmp_path / part / f"n{number:08}" / "a.png", size=(9, 9))
+    write_image(tmp_path / "train" / "n00000007" / "b.png").write_bytes(b"broken")
+    task = find_task("imagenet_subset")(root=tmp_path, on_bad_record="skip")
+    task.check()
+    assert len(task.examples("train")) == 100
+    (line,) = task.notices(None)
+    assert line.startswith("imagenet_subset, train: 1 of 101 records are left out: 1 image unreadable (first: ")
+    assert task.describe_data()["train"]["skipped"]["records"] == 1
+    assert len(read_imagenet_subset(tmp_path, "train", range(100), None).paths) == 101  # found when it is opened
+
+
+def test_a_file_that_is_named_twice_is_a_wrong_record(tmp_path):
+    for number in range(200):
+        (tmp_path / "train" / f"n{number:08}").mkdir(parents=True)
+    write_image(tmp_path / "val" / "images" / "a.JPEG", size=(64, 64))
+    lines = "a.JPEG\tn00000003\t0\n" * 2
+    (tmp_path / "val" / "val_annotations.txt").write_text(lines)
+    with pytest.raises(DataError, match=r"line 2: 'a\.JPEG' is already in line 1"):
+        read_tiny_imagenet(tmp_path, "eval", [3])
+    bad = BadRecords()
+    assert read_tiny_imagenet(tmp_path, "eval", [3], bad.add).labels.tolist() == [3]
+    assert bad.counts == {"duplicate file": 1}
+
+
+@pytest.mark.parametrize("error", [DataError("a.jpg is broken"), BadRecord("a.jpg is broken", "image unreadable")])
+def test_an_error_out_of_a_loader_worker_is_said_without_its_traceback(error, capsys, monkeypatch):
+    """As torch hands it over: the text is wrapped in the worker's traceback."""
+    try:
+        raise error
+    except DataError:
+        wrapped = ExceptionWrapper(where="in DataLoader worker process 0")
+    monkeypatch.setattr("mcit.commands.list.run", lambda arguments: wrapped.reraise())
+    assert main(["list"]) == 2
+    assert capsys.readouterr().err == "mcit: a.jpg is broken\n"
