@@ -101,6 +101,7 @@ class CheckpointConfig:
     every_steps: int | None = None
     every_minutes: float | None = 10.0
     keep: int = 2  # the newest ones, of which the last is damaged at worst
+    importance: bool = True  # whether each task's importance is kept as a file, for `mcit explore`
 
     def __post_init__(self) -> None:
         _check_ranges(self, keep=(1, None))

@@ -62,6 +62,16 @@ class Importance:
         }
         write_tensors(self.values, path, about)
 
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors and JSON, for a checkpoint; `from_state_dict` is the counterpart."""
+        estimator = dataclasses.asdict(self.estimator) if self.estimator else None
+        return {"values": dict(self.values), "estimator": estimator, "examples": self.examples, "note": self.note}
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, Any]) -> Importance:
+        estimator = parse(Estimator, state["estimator"], "estimator") if state["estimator"] else None
+        return cls(state["values"], estimator, state["examples"], state["note"])
+
     @classmethod
     def load(cls, path: str | Path, parameters: Iterable[tuple[str, Tensor]] | None = None) -> Importance:
         """Read a file written by `save`; with named parameters, refuse one that was made for others."""

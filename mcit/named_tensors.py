@@ -33,7 +33,10 @@ def check_same_parameters(what: str, found: Mapping[str, Tensor], expected: Mapp
 
 
 def write_tensors(tensors: Mapping[str, Tensor], path: str | Path, about: Mapping[str, str]) -> None:
-    """Write a safetensors file of whole tensors. Where any is sharded all processes must call, and the first writes."""
+    """Write whole tensors as a safetensors file, which appears complete or not at all.
+
+    Where any tensor is sharded all processes must call, and the first writes.
+    """
     shared = any(is_sharded(tensor) for tensor in tensors.values())
     writes = not shared or dist.get_rank() == 0
     gathered = {}
@@ -42,7 +45,9 @@ def write_tensors(tensors: Mapping[str, Tensor], path: str | Path, about: Mappin
         if writes:
             gathered[name] = full.cpu().contiguous()
     if writes:
-        save_file(gathered, path, dict(about))
+        draft = Path(f"{path}.tmp")
+        save_file(gathered, draft, dict(about))
+        draft.replace(path)
 
 
 def read_tensors(path: str | Path, kind: str) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -18,6 +18,7 @@ from mcit.config import ConfigError, RunConfig, parse, read_yaml, to_dict
 from mcit.passport import write_json
 
 CHECKPOINTS, LOG, LOCK = "checkpoints", "log.jsonl", ".lock"
+IMPORTANCE = "importance"  # holds a file for every task that importance was measured for
 FILES = ("scores.json", "report.md", "report.html", "config.yaml", "passport.json", LOG)
 # What may differ between a run and its continuation: where it is, how often it is saved, and who is told.
 FREE = ("output", "checkpoint", "tracker")
@@ -183,7 +184,14 @@ def clear_folder(folder: Path) -> None:
     """Remove an earlier run: the scores of one must not lie beside the passport of another."""
     for name in FILES:
         (folder / name).unlink(missing_ok=True)
+    for file in (folder / IMPORTANCE).glob("*.safetensors"):
+        file.unlink()
     remove_checkpoints(folder / CHECKPOINTS)
+
+
+def name_importance(folder: Path, index: int, task: str) -> Path:
+    """The file of the importance that a task of a run was found to have; files sort as the tasks do."""
+    return folder / IMPORTANCE / f"{index + 1:02d}-{task}.safetensors"
 
 
 def holds_run(folder: Path) -> bool:

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from mcit.checkpoint import Snapshot
 from mcit.config import to_yaml
+from mcit.importance import Importance
 from mcit.interruption import Interrupted, Interruption
 from mcit.keeper import Keeper, describe_place
 from mcit.method import Method, Stage
@@ -21,8 +22,8 @@ from mcit.passport import make_passport, write_json
 from mcit.plan import Plan, build_learner, check_data, describe_plan, resolve
 from mcit.processes import agree
 from mcit.result import Result, begin_result, pool_scores, read_single, timed
-from mcit.run_folder import LOG, RunLog, lock_folder, note_resumption, prepare_folder
-from mcit.snapshot import RunState, read_method, restore_optimizer
+from mcit.run_folder import LOG, RunLog, lock_folder, name_importance, note_resumption, prepare_folder
+from mcit.snapshot import RunState, read_importance, read_method, restore_optimizer
 from mcit.stage_cache import StageCache, describe_software
 from mcit.tracking import Tracker, tracking
 from mcit.training import DivergedError, Score, Start, Trainer, check_weights
@@ -182,6 +183,7 @@ class _Sequence:
         method, cost = self.plan.method, self.result.cost
         with timed(cost, "end_task_seconds"):
             method.end_task(stage)
+        self._keep_importance(stage, getattr(method, "measured", None))
         manager = getattr(method, "manager", None)
         if manager is not None and manager.importance:
             self.result.diagnoses.append(manager.diagnose().describe())
@@ -200,8 +202,18 @@ class _Sequence:
         result.details.append([s.details for s in scores])
         self._tell(stage)
         self._save(stage, "done")
+        method = self.plan.method
+        measured = getattr(method, "measured", None)
         if self.cache is not None:
-            self.cache.store(stage, self.state.take(self.plan.method.state_dict(), result=result.state_dict()))
+            self.cache.store(stage, self.state.take(method.state_dict(), None, measured, result=result.state_dict()))
+        if measured is not None:
+            method.measured = None  # its memory is not needed any more
+
+    def _keep_importance(self, stage: Stage, importance: Importance | None) -> None:
+        if importance is not None and self.keeper.main and self.keeper.config.importance:
+            path = name_importance(self.keeper.output, stage.index, stage.task.name)
+            path.parent.mkdir(exist_ok=True)
+            importance.save(path, task=stage.task.name)
 
     def _tell(self, stage: Stage, **note: Any) -> None:
         """The latest scores, on disk and on the screen."""
@@ -223,6 +235,7 @@ class _Sequence:
         begin_task(stage, self.plan.method)
         self.state.put_back(entry)
         self.state.put_back_method(entry)
+        self._keep_importance(stage, read_importance(entry))
         self.result.load_state_dict(entry.about["result"])
         with self.interruption.held():
             self._tell(stage, reused=True)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mcit.checkpoint import Snapshot, pack, unpack
+from mcit.importance import Importance
 from mcit.method import Method
 from mcit.processes import gather
 
@@ -26,12 +27,19 @@ class RunState:
     scaler: Any = None  # of fp16
     rank: int = 0
 
-    def take(self, method_state: Mapping[str, Any], optimizer: Optimizer | None = None, **about: Any) -> Snapshot:
-        """All that a run needs to go on, with `about` beside it."""
+    def take(
+        self,
+        method_state: Mapping[str, Any],
+        optimizer: Optimizer | None = None,
+        importance: Importance | None = None,
+        **about: Any,
+    ) -> Snapshot:
+        """All that a run needs to go on, with `about` beside it; for other runs also what the method measured."""
         parts: dict[str, dict[str, Tensor]] = {
             "learner": dict(self.learner.state_dict()),
             "method": {},
             "optimizer": {},
+            "importance": {},
         }
         return Snapshot(
             {
@@ -41,6 +49,7 @@ class RunState:
                 "method": pack(method_state, parts["method"]),
                 # what else an optimizer knows comes from the recipe; the rate is set anew at every step
                 "optimizer": None if optimizer is None else pack(optimizer.state_dict()["state"], parts["optimizer"]),
+                "importance": None if importance is None else pack(importance.state_dict(), parts["importance"]),
                 "scaler": None if self.scaler is None else self.scaler.state_dict(),
                 "random": gather(capture_random()),
             },
@@ -67,6 +76,13 @@ class RunState:
 def read_method(snapshot: Snapshot) -> Mapping[str, Any]:
     """The state of the method that was taken."""
     return unpack(snapshot.about["method"], snapshot.parts.get("method", {}))
+
+
+def read_importance(snapshot: Snapshot) -> Importance | None:
+    """What the method had measured, where it was taken too."""
+    if snapshot.about["importance"] is None:
+        return None
+    return Importance.from_state_dict(unpack(snapshot.about["importance"], snapshot.parts.get("importance", {})))
 
 
 def restore_optimizer(snapshot: Snapshot, optimizer: Optimizer) -> None:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from mcit import checkpoint, run_folder, sequence
 from mcit.config import RunConfig, parse
+from mcit.importance import Importance
 from mcit.interruption import Interrupted, Interruption
 from mcit.models.learner import Learner
 from mcit.training import Trainer
@@ -90,10 +91,25 @@ def read_events(folder: Path, resumed: bool = False) -> list[dict[str, Any]]:
     return [entry for entry in entries if (entry["event"] == "resumed") == resumed]
 
 
+def read_importance(folder: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """What the files of importance that a run kept say of themselves, and what they hold."""
+    found = {path.name: Importance.load(path) for path in (folder / run_folder.IMPORTANCE).glob("*")}
+    values = {f"{file}/{name}": value for file, one in found.items() for name, value in one.values.items()}
+    return {file: one.describe() for file, one in found.items()}, values
+
+
+def assert_same_importance(found: Path, expected: Path) -> None:
+    """The same files with the same bits."""
+    (found_about, found_values), (about, values) = read_importance(found), read_importance(expected)
+    assert found_about == about
+    assert_identical(found_values, values)
+
+
 def assert_same_end(found: Path, expected: Path) -> None:
-    """Scores and weights to the last bit, and every step logged once."""
+    """Scores, weights and importance to the last bit, and every step logged once."""
     assert read_scores(found) == read_scores(expected)
     assert_identical(read_weights(found), read_weights(expected))
+    assert_same_importance(found, expected)
     assert read_events(found) == read_events(expected)
 
 

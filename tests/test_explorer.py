@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
-from mcit.checkpoint import CheckpointError
+from mcit.checkpoint import CheckpointError, list_checkpoints, read_checkpoint
 from mcit.cli import main
 from mcit.consolidation import ConsolidationManager
 from mcit.estimator import Estimator
@@ -39,6 +39,7 @@ from mcit.reports.figures.importance import (
 from mcit.reports.figures.style import house_style
 from mcit.reports.places import locate
 from mcit.reports.restored import read_newest
+from mcit.snapshot import read_method
 from mcit.task import DataError, Head
 
 
@@ -308,7 +309,7 @@ def test_different_networks_cannot_be_compared():
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:
-    """A finished run, with its last checkpoint."""
+    """A finished run, with its last checkpoint and the importance of the tasks that others followed."""
     folder = tmp_path_factory.mktemp("explorer") / "tiny"
     settings = {"estimator": {"cap": 1e-3}}
     learn(configure("shapes:3x2", "ewc", method__estimator=settings["estimator"]), folder)
@@ -346,8 +347,20 @@ def test_a_manager_s_file_is_read_too(tmp_path):
     assert summarise(source).share_of("capped") == pytest.approx(100)
 
 
-def test_a_run_s_checkpoint_tells_what_its_method_holds(run):
-    (source,) = read_sources([run])
+def test_a_run_keeps_the_importance_of_every_task_that_another_follows(run):
+    first, second = read_sources([run])
+    assert [first.label, second.label] == ["shapes[0-1]", "shapes[2-3]"]
+    state = read_method(read_checkpoint(list_checkpoints(run / "checkpoints")[0]))
+    for name, held in state["importance"].items():
+        grown = torch.zeros_like(second.values[name])  # the head had fewer rows after the first task
+        grown[: len(first.values[name])] = first.values[name]
+        assert_close(grown + second.values[name], held)
+
+
+def test_a_run_s_checkpoint_tells_what_its_method_holds(run, tmp_path):
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "checkpoints").symlink_to(run / "checkpoints")  # and no files of importance
+    (source,) = read_sources([tmp_path / "tiny"])
     assert source.label == "tiny (held)"
     summary = summarise(source)
     assert {layer.place.part for layer in summary.layers} >= {"stem", "stage 4", "head"}
@@ -456,7 +469,8 @@ def test_explore_prints_tables_and_writes_figures(run, tmp_path, capsys):
     assert "stage 4, block 2" in printed
     names = {path.name for path in output.iterdir()}
     assert {"importance.md", "importance-layers.csv", "importance-parts.svg", "importance-histogram.pdf"} <= names
-    assert "importance-overlap.png" not in names  # there is one source only
+    assert "Overlap" in printed
+    assert "importance-overlap.png" in names
 
 
 def test_explore_looks_at_the_classifier_of_a_run(run, tmp_path, capsys):

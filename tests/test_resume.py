@@ -244,6 +244,8 @@ def test_two_runs_in_one_folder_are_refused(stopped, run):
 
 def test_a_folder_that_holds_a_run_is_not_begun_anew_unless_told_to(stopped, run):
     (run / "notes.txt").write_text("mine")
+    (run / "importance").mkdir(exist_ok=True)
+    (run / "importance" / "09-of-another-run.safetensors").touch()
     with pytest.raises(FolderError, match="already holds a run"):
         start(stopped[1], run)
     assert len(list_checkpoints(run / "checkpoints")) == 2

@@ -157,6 +157,14 @@ def test_every_line_of_the_log_is_json_with_an_event(shapes):
     assert all({"time", "task", "step", "loss", "penalty"} <= entry.keys() for entry in steps)
 
 
+def test_importance_is_kept_only_where_it_is_wanted(tmp_path):
+    for wanted in (True, False):
+        output = tmp_path / str(wanted)
+        learn(configure(SHAPES, "l2_anchor", checkpoint__importance=wanted), output)
+        kept = sorted(path.stem for path in (output / "importance").glob("*.safetensors"))
+        assert kept == (["01-shapes[0-1]", "02-shapes[2-3]"] if wanted else [])
+
+
 def test_a_penalty_too_stiff_for_sgd_is_said_and_logged(shapes):
     _, said = shapes
     warnings = [line for line in said if line.startswith("warning")]

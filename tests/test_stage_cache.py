@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from killing import read_scores, read_weights, start
+from killing import assert_same_importance, read_scores, read_weights, start
 from tiny_run import Perceptron, Points, assert_identical, configure, make_points, write_world
 
 from mcit import sequence
@@ -96,6 +96,7 @@ def assert_same(found: Path, expected: Path) -> None:
     one, other = read_scores(found), read_scores(expected)
     assert one == other
     assert_identical(read_weights(found), read_weights(expected))
+    assert_same_importance(found, expected)
 
 
 # How much is shared

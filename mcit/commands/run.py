@@ -140,10 +140,12 @@ def finish(result: Any, command: str) -> None:
     from mcit.reports.report import write_report
     from mcit.reports.runs import read_run
     from mcit.reports.tables import print_table
+    from mcit.run_folder import IMPORTANCE
 
     write_report([read_run(result.output)], result.output, command)
     print_table(result.to_dict())
-    print(f"written to {result.output}: {', '.join(WRITTEN)}, tables/, figures/")
+    folders = [f"{name}/" for name in ("tables", "figures", IMPORTANCE) if (result.output / name).is_dir()]
+    print(f"written to {result.output}: {', '.join([*WRITTEN, *folders])}")
 
 
 def show_finished(output: Path) -> None:

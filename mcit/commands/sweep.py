@@ -144,7 +144,8 @@ def make_runs(jobs: Sequence[Any], arguments: argparse.Namespace) -> list[Any]:
         plan = prepare(next(job.config for job in missing if job.order == order), mute)
         if plan.embedded:
             print("no --data-root: these runs use the embedded benchmark (generated scenes, a small ViLT)")
-    extra = ["--stage-cache", arguments.stage_cache] if arguments.stage_cache else []
+    extra = ["--set", "checkpoint.importance=false"]  # the files of many runs would fill a disk
+    extra += ["--stage-cache", arguments.stage_cache] if arguments.stage_cache else []
     at_once = arguments.jobs or len(arguments.gpus) or 1
     return run_jobs(missing, at_once, arguments.threads, arguments.gpus, extra)
 

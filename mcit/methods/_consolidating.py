@@ -31,6 +31,7 @@ class Consolidating(Method):
     decay: float = 1.0
     penalty: Literal["gradient", "proximal"] = "gradient"
     manager: ConsolidationManager | None = field(default=None, init=False, repr=False)
+    measured: Importance | None = field(default=None, init=False, repr=False)  # of the task just learned
     state: Mapping[str, Any] | None = field(default=None, init=False, repr=False)
     warning: str | None = field(default=None, init=False, repr=False)
 
@@ -74,7 +75,8 @@ class Consolidating(Method):
         old_share = None
         if self.merge == "share":
             old_share = getattr(stage.task, "known", stage.index) / getattr(stage.task, "total", stage.index + 1)
-        self.manager.consolidate(self.measure(stage), old_share)
+        self.measured = self.measure(stage)
+        self.manager.consolidate(self.measured, old_share)
 
     def measure(self, stage: Stage) -> Importance:
         """The importance of the weights that later tasks share, for the task just learned."""

@@ -22,7 +22,7 @@ from mcit.importance import Importance
 from mcit.named_tensors import read_tensors
 from mcit.reports.classifier import ClassView, classifier_importance, view_classifier
 from mcit.reports.places import Place, locate
-from mcit.run_folder import CHECKPOINTS
+from mcit.run_folder import CHECKPOINTS, IMPORTANCE
 from mcit.snapshot import read_method
 from mcit.task import DataError
 
@@ -39,7 +39,6 @@ __all__ = [
     "view_classifier",
 ]
 
-IMPORTANCE = "importance"  # the folder of a run that holds a file for every task
 TOP = 0.1  # the share of weights that matter most, when tasks are compared
 BINS = np.arange(-24, 6.25, 0.25)  # of the logarithm
 
