@@ -37,6 +37,15 @@ class Diagnosis:
             "or use the proximal penalty"
         )
 
+    def figures(self) -> dict[str, float]:
+        """Mean and maximum of the stiffness, and the shares of capped and of nearly free weights in percent."""
+        return {
+            "mean": self.mean_stiffness,
+            "max": self.max_stiffness,
+            "capped": 100 * self.share_capped,
+            "near_zero": 100 * self.share_near_zero,
+        }
+
     def describe(self) -> str:
         """One line for logs and reports."""
         return (

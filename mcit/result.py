@@ -30,7 +30,8 @@ class Result:
     output: Path
     details: list[list[Mapping[str, float]]] = field(default_factory=list)
     cost: dict[str, float] = field(default_factory=Counter)
-    diagnoses: list[str] = field(default_factory=list)
+    diagnoses: list[str] = field(default_factory=list)  # of the penalty after each task, in words
+    stiffness: list[Mapping[str, float]] = field(default_factory=list)  # and in figures
     single: Mapping[str, float] | None = None  # what each task scores alone
 
     def to_dict(self) -> dict[str, Any]:
@@ -47,23 +48,27 @@ class Result:
             **metrics_to_dict(self.matrix, self.single),
             "details": self.details,
             "diagnoses": self.diagnoses,
+            "stiffness": self.stiffness,
             "cost": {**self.cost, "bytes_held": method.bytes_held()},
         }
 
     def state_dict(self) -> dict[str, Any]:
         """What cannot be derived, as JSON; the tasks themselves belong to the plan."""
         matrix = {key: value for key, value in dataclasses.asdict(self.matrix).items() if key not in _OF_THE_PLAN}
-        return {"matrix": matrix, "details": self.details, "diagnoses": self.diagnoses, "cost": dict(self.cost)}
+        kept = {name: list(getattr(self, name)) for name in _LISTS}
+        return {"matrix": matrix, **kept, "cost": dict(self.cost)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The counterpart of `state_dict`."""
         self.matrix = dataclasses.replace(self.matrix, **state["matrix"])
-        self.details, self.diagnoses = list(state["details"]), list(state["diagnoses"])
+        for name in _LISTS:
+            setattr(self, name, list(state[name]))
         self.cost.clear()  # the same object: others may be looking at it
         self.cost.update(state["cost"])
 
 
 _OF_THE_PLAN = ("tasks", "chance")
+_LISTS = ("details", "diagnoses", "stiffness")  # one entry for every task
 
 
 def begin_result(plan: Plan, output: Path) -> Result:

@@ -186,7 +186,9 @@ class _Sequence:
         self._keep_importance(stage, getattr(method, "measured", None))
         manager = getattr(method, "manager", None)
         if manager is not None and manager.importance:
-            self.result.diagnoses.append(manager.diagnose().describe())
+            found = manager.diagnose()
+            self.result.diagnoses.append(found.describe())
+            self.result.stiffness.append(found.figures())
         scores: list[Score] = []
         with timed(cost, "score_seconds"):
             for task in stage.tasks[: stage.index + 1]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -30,7 +29,6 @@ EXPLANATION = (
     "together by its own rule (a sum grows with every task, a decay or a blend does not). Equal means do not make "
     "equal shapes: where importance is uneven, few weights carry the stiffness."
 )
-MEAN = re.compile(r"mean stiffness (\S+),")  # in a run's diagnoses
 
 
 def measure_stiffness(plan: Plan, cache: Path, progress: bool = False) -> float:
@@ -94,7 +92,7 @@ def tabulate_stiffness(groups: Sequence[Group]) -> Table:
     tasks = groups[0].runs[0].tasks
     rows = []
     for group in groups:
-        found = [[float(MEAN.search(line)[1]) for line in run.scores["diagnoses"]] for run in group.runs]
+        found = [[after["mean"] for after in run.scores["stiffness"]] for run in group.runs]
         means = [statistics.fmean(values) for values in zip(*found, strict=True)]
         if means:
             rows.append([group.label, *(f"{value:.3g}" for value in means), *[""] * (len(tasks) - len(means))])

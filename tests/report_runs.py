@@ -16,6 +16,7 @@ TASKS = ("vqa", "nlvr2", "snli-ve", "vcr")
 CHANCE = (0.0, 50.0, 100 / 3, 25.0)
 COST = {"fit_seconds": 60.0, "steps": 100, "end_task_seconds": 6.0, "score_seconds": 4.0, "bytes_held": 3 * 2**20}
 DIAGNOSIS = "mean stiffness 0.4, max 981, capped 0.00%, near zero 3.93% of 1,000 weights"
+STIFFNESS = {"mean": 0.4, "max": 981.0, "capped": 0.0, "near_zero": 3.93}
 RECIPE = {"epochs": 3, "batch_size": 16, "learning_rate": 0.0005}
 
 
@@ -32,7 +33,8 @@ def make_scores(
     """The contents of a scores.json."""
     about = {"version": 1, "track": track, "method": method, "estimator": f"{method}, as estimated", "seed": seed}
     matrix = ScoreMatrix(tuple(tasks), tuple(chance), rows, seen=tuple(seen))
-    rest = {"embedded": False, "details": [], "diagnoses": [DIAGNOSIS], "cost": dict(COST)}
+    rest = {"embedded": False, "details": [], "diagnoses": [DIAGNOSIS], "stiffness": [dict(STIFFNESS)]}
+    rest["cost"] = dict(COST)
     return {**about, **rest, **to_dict(matrix), **changes}
 
 

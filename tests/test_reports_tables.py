@@ -237,13 +237,16 @@ def test_splits_side_by_side_by_hand():
         split_run("mas", (4, 2), [[80.0], [20.0, 80.0]], (80.0, 40.0)),
         split_run("ewc", (3, 3), [[80.0], [40.0, 60.0]], (80.0, 50.0)),
     ]
+    runs[0].scores["stiffness"] = [{"mean": 0.5, "capped": 1.0}, {"mean": 25.0, "capped": 12.5}]
+    runs[1].scores["stiffness"] = []
     comparison, splits, *_ = make_tables(group_runs(runs))
     assert comparison.name == "comparison-x-4-1x2"
-    assert comparison.header == ["method", "n", "A_last", "A_avg", "A_new", "A_old"]
+    scored = ["method", "n", "A_last", "A_avg", "A_new", "A_old"]
+    assert comparison.header == [*scored, "stiffness, first", "last", "capped %"]
     assert comparison.rows == [
-        ["chance", "", "16.67", "20.83", "", ""],
-        ["ewc", "1", "50.00", "65.00", "55.00", "60.00"],
-        ["mas", "1", "40.00", "60.00", "80.00", "20.00"],
+        ["chance", "", "16.67", "20.83", "", "", "", "", ""],
+        ["ewc", "1", "50.00", "65.00", "55.00", "60.00", "0.5", "25", "12.50"],
+        ["mas", "1", "40.00", "60.00", "80.00", "20.00", "–", "–", "–"],
     ]
     assert comparison.best == {(1, 2), (1, 3), (2, 4), (1, 5)}  # what is kept was bought with what is learned
     assert "big start, 4 of 6 classes, then 1 tasks." in comparison.notes

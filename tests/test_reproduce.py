@@ -14,6 +14,7 @@ from mcit.commands.reproduce import list_commands, make_table
 from mcit.commands.sweep import read_options
 from mcit.config import ConfigError, to_yaml
 from mcit.plan import resolve
+from mcit.reports.runs import read_run
 from mcit.reproduce import ledger as ledgers
 from mcit.reproduce.cost import count_examples, describe_cost, estimate_hours
 from mcit.reproduce.ledger import Cell, find_figure, find_runs, ledger_names, make_cells, read_ledger, read_metric
@@ -257,14 +258,31 @@ def test_recorded_figures_are_agreed_with_at_once(tmp_path, monkeypatch, capsys)
         for number, job in enumerate(cell.jobs):
             write_run(cell, number, tmp_path / "runs" / f"{place}-{job.seed}", a_last=10 * place + job.seed)
     assert main(["reproduce", "shapes", "--output", "runs", "--record"]) == 0
-    assert "6 agrees" in capsys.readouterr().out
+    assert "9 agrees" in capsys.readouterr().out
     data = json.loads((tmp_path / "shapes.json").read_text())
     data["cells"]["equal-5"]["ewc"]["A_avg"] += 6
     (tmp_path / "shapes.json").write_text(json.dumps(data))
     assert main(["reproduce", "shapes", "--output", "runs"]) == 1
     printed = capsys.readouterr().out
-    assert "5 agrees, 1 differs" in printed
+    assert "8 agrees, 1 differs" in printed
     assert "9 runs, 0 of them still to be made; about 0.175 hours in all" in printed  # 70 s each
+
+
+@pytest.mark.parametrize("name", ledger_names())
+def test_what_a_row_sets_by_setting_is_set_there(name):
+    ledger = read_ledger(name)
+    for row, options in ledger.methods.items():
+        assert set(options.set_by_setting) <= set(ledger.settings)
+        for setting, changes in options.set_by_setting.items():
+            words = ledgers.make_options(ledger, setting, row, None)
+            assert words[-2 * len(changes) :] == tuple(word for change in changes for word in ("--set", change))
+
+
+def test_a_metric_of_every_task_counts_as_its_mean(tmp_path):
+    cell = cells_of("shapes")[0]
+    write_run(cell, 0, tmp_path / "run", a_last=40.0)
+    run = read_run(tmp_path / "run")
+    assert read_metric(run, "A_new") == pytest.approx(sum(run.metrics["A_new"]) / len(run.tasks))
 
 
 @pytest.mark.parametrize("name", ledger_names())

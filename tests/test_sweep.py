@@ -25,7 +25,7 @@ from mcit.config import ConfigError, parse, to_dict, to_yaml
 from mcit.jobs import Job, find_state, identify, run_jobs
 from mcit.plan import resolve
 from mcit.sequence import run
-from mcit.stiffness import MEAN, Measured, match_strengths, measure_stiffness, tabulate_stiffness
+from mcit.stiffness import Measured, match_strengths, measure_stiffness, tabulate_stiffness
 from mcit.sweep import Grid, MethodGrid, describe_rule, keep_chosen, plan_jobs, read_grid, select
 from mcit.training import Trainer
 
@@ -350,7 +350,7 @@ def test_the_stiffness_that_is_measured_is_that_of_a_run_at_strength_1(tmp_path,
     assert measured["mas"] > measured["ewc"] > 0
     config = replace(config, method=replace(config.method, options={**config.method.options, "strength": 30.0}))
     result = run(resolve_few(config), tmp_path / "run", progress=False, say=lambda line: None)
-    assert float(MEAN.search(result.diagnoses[0])[1]) == pytest.approx(30 * measured["mas"], rel=5e-3)
+    assert result.stiffness[0]["mean"] == pytest.approx(30 * measured["mas"], rel=1e-6)
 
 
 def test_an_order_of_one_task_cannot_be_matched(tmp_path):
@@ -368,9 +368,9 @@ def test_what_was_measured_is_kept_for_the_same_experiment_only(tmp_path):
 
 
 def test_stiffness_is_tabulated_after_every_task():
-    lines = [f"mean stiffness {mean}, max 9, capped 0.00%" for mean in (0.5, 0.75)]
+    found = [{"mean": mean, "max": 9.0, "capped": 0.0, "near_zero": 0.0} for mean in (0.5, 0.75)]
     table = tabulate_stiffness(
-        [make_group("ewc", [THREE, THREE], diagnoses=lines), make_group("finetune", [THREE], diagnoses=[])]
+        [make_group("ewc", [THREE, THREE], stiffness=found), make_group("finetune", [THREE], stiffness=[])]
     )
     assert table.rows == [["ewc", "0.5", "0.75", "", ""]]
     assert "Later it differs again" in table.notes[0]

@@ -50,6 +50,16 @@ def format_old(group: Group) -> str:
     return format_spread([average(run.metrics["A_old"][1:]) for run in group.runs])
 
 
+def format_stiffness(group: Group) -> list[str]:
+    """Mean stiffness after the first task and at the end, and the percent of capped weights; the means over seeds."""
+    found = [run.scores.get("stiffness") for run in group.runs]
+    if not all(found):
+        return [UNDEFINED] * 3
+    ends = [(after[0]["mean"], after[-1]["mean"], after[-1]["capped"]) for after in found]
+    first, last, capped = (statistics.fmean(values) for values in zip(*ends, strict=True))
+    return [f"{first:.3g}", f"{last:.3g}", f"{capped:.2f}"]
+
+
 def find_chance(groups: Sequence[Group]) -> Sequence[float] | None:
     """The chance levels of the tasks; None where no run states them."""
     stated = [run.matrix.chance for group in groups for run in group.runs if run.scores.get("chance") is not None]

@@ -158,7 +158,7 @@ def read_foreign(path: Path) -> Run:
     except (TypeError, ValueError) as error:
         raise DataError(f"{path} is no matrix of scores: {error}") from None
     scores = {"method": data["method"], "seed": data["seed"], "track": "foreign", "estimator": "not stated"}
-    scores |= {"diagnoses": [], "cost": {}, "file": path.name, **metrics.to_dict(matrix)}
+    scores |= {"diagnoses": [], "stiffness": [], "cost": {}, "file": path.name, **metrics.to_dict(matrix)}
     if not stated:  # forgetting is measured from the chance level
         scores["chance"] = None
         losses = scores["metrics"]["forgetting_transfer"]

@@ -49,6 +49,10 @@ AVERAGES = (
     "just after it was learned."
 )
 OLD = "A_old is the score over all earlier tasks together, after a task; as one figure for a run, the mean over tasks."
+STIFFNESS = (
+    "Stiffness is strength times importance, here its mean over the weights that are held: after the first task, where "
+    "all methods have the same weights, and after the last. Capped is the share of weights that are at the cap then."
+)
 SPREAD = "± is the standard deviation over n seeds; seeds: "
 BOLD = (
     "Bold is the highest mean of a column, which is no test; bounds (joint, single) and unfinished runs cannot be it."
@@ -85,15 +89,20 @@ def compare_methods(groups: Sequence[Group], name: str, title: str) -> Table:
 
 
 def compare_on_split(groups: Sequence[Group], name: str, title: str) -> Table:
-    """Methods on one class-incremental split: what is known at the end and on average, of the new and of the old."""
+    """Methods on one class-incremental split: what is known at the end and on average, of the new and of the old; and
+    how stiffly each method held its weights, without which its scores cannot be compared."""
     header = ["method", "n", "A_last", "A_avg", "A_new", "A_old"]
     rows = []
     for group in groups:
         rows.append([group.variant, str(len(group.runs)), *cells.format_averages(group), cells.format_old(group)])
+    scored = len(header)
+    if any(run.scores.get("stiffness") for group in groups for run in group.runs):
+        header += ["stiffness, first", "last", "capped %"]
+        rows = [[*row, *cells.format_stiffness(group)] for row, group in zip(rows, groups, strict=True)]
     split, chance = find_split(groups[0].tasks), cells.find_chance(groups)
     guess = None if chance is None else cells.average_chance(chance, split)
-    notes = [f"{split.describe()}.", POOLED, AVERAGES, OLD]
-    return _finish_comparison(name, title, header, rows, groups, guess, notes)
+    notes = [f"{split.describe()}.", POOLED, AVERAGES, OLD, *([STIFFNESS] if len(header) > scored else [])]
+    return _finish_comparison(name, title, header, rows, groups, guess, notes, scored)
 
 
 def compare_splits(settings: Mapping[str, Sequence[Group]]) -> list[Table]:
@@ -223,14 +232,18 @@ def _finish_comparison(
     groups: Sequence[Group],
     guess: Sequence[float] | None,
     notes: Sequence[str],
+    scored: int | None = None,
 ) -> Table:
-    """The table with the row of chance above, the best in bold, and underneath how each row was made."""
+    """The table with the row of chance above, the best in bold, and underneath how each row was made.
+
+    The first `scored` columns hold scores, of which the highest is the best; all, unless told.
+    """
     if guess is not None:
         row = [CHANCE, "", *(f"{value:.2f}" for value in guess)]
         rows = [[*row, *[""] * (len(header) - len(row))], *rows]
     values = cells.read_values(rows)
     ranked = [len(rows) - len(groups) + number for number, group in enumerate(groups) if group.ranked]
-    best = cells.find_best(values, ranked, 2)
+    best = cells.find_best([row[:scored] for row in values], ranked, 2)
     seeds = SPREAD if any(len(group.runs) > 1 for group in groups) else "One seed each: "
     about = [seeds + cells.list_seeds(groups), *([BOLD] if best else []), *cells.describe_methods(groups)]
     return Table(name, title, header, rows, [*notes, *about], best, values)

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from mcit.config import ConfigError, RunConfig, parse, read_yaml, suggest
 from mcit.jobs import Job, identify
+from mcit.reports.cells import average
 from mcit.reports.runs import Run, read_run
 
 LEDGERS = Path(__file__).parent
@@ -39,6 +40,7 @@ class Row:
 
     method: str | None = None  # its name in `mcit list`, if the row is called otherwise
     set: tuple[str, ...] = ()
+    set_by_setting: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 
@@ -151,7 +153,8 @@ def make_options(ledger: Ledger, setting: str, method: str, data_root: str | Non
     words += ["--order", place.order] if place.order else []
     words += ["--data-root", data_root or PLACEHOLDER] if ledger.data else []
     words += ["--method", row.method or method]
-    return (*words, *(word for change in row.set for word in ("--set", change)))
+    changes = (*row.set, *row.set_by_setting.get(setting, ()))
+    return (*words, *(word for change in changes for word in ("--set", change)))
 
 
 def find_runs(cells: Sequence[Cell], folders: Sequence[Path]) -> list[Cell]:
@@ -172,10 +175,11 @@ def find_runs(cells: Sequence[Cell], folders: Sequence[Path]) -> list[Cell]:
 
 
 def read_metric(run: Run, name: str) -> float | None:
-    """A metric of a run by its name: `A_last`, or `a[vcr,vqa]` for the score on VQA after VCR."""
+    """A metric of a run by its name: `A_last`, `A_new` as its mean, or `a[vcr,vqa]` for the score on VQA after VCR."""
     cell = MATRIX_CELL.fullmatch(name)
     if cell is None:
-        return run.metrics[name]
+        value = run.metrics[name]
+        return average(value) if isinstance(value, Sequence) else value
     after, task = run.tasks.index(cell["after"]), run.tasks.index(cell["task"])
     return run.matrix.rows[after][task]
 
