@@ -15,8 +15,8 @@ from mcit.consolidation_checks import MERGES, Merge, check_grown, check_numbers,
 from mcit.diagnosis import Diagnosis, diagnose
 from mcit.importance import Importance
 from mcit.named_tensors import check_same_parameters, read_tensors, write_tensors
+from mcit.parallel.sharded import combine, cut, local, wrap
 from mcit.path_integral import PathIntegral
-from mcit.sharded import combine, cut, local, wrap
 
 __all__ = ["MERGES", "ConsolidationManager", "Diagnosis", "Merge", "PathIntegral"]
 

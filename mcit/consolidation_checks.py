@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from mcit.sharded import combine, is_sharded, local
+from mcit.parallel.sharded import combine, is_sharded, local
 
 Merge = Literal["sum", "online", "share", "latest"]
 MERGES: tuple[Merge, ...] = ("sum", "online", "share", "latest")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mcit.sharded import combine, local
+from mcit.parallel.sharded import combine, local
 
 # A weight counts as free when its stiffness is below this share of the mean.
 NEAR_ZERO = 1e-3

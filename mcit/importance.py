@@ -18,15 +18,15 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 
-from mcit.as_it_was import as_it_was
 from mcit.config import parse
 from mcit.estimator import Estimator, score_examples
-from mcit.global_batch import BatchNorm2d, holding, process_rank
-from mcit.mean_gradients import MeanGradients
+from mcit.gradients.as_it_was import as_it_was
+from mcit.gradients.mean_gradients import MeanGradients
+from mcit.gradients.per_example import PerExampleGradients
 from mcit.named_tensors import check_same_parameters, fingerprint, read_tensors, write_tensors
-from mcit.per_example import PerExampleGradients
-from mcit.sharded import combine, cut, is_sharded, local, whole, wrap
-from mcit.shares import Share, budget, join_batches, share_batches, share_loader, sum_over_processes
+from mcit.parallel.global_batch import BatchNorm2d, holding, process_rank
+from mcit.parallel.sharded import combine, cut, is_sharded, local, whole, wrap
+from mcit.parallel.shares import Share, budget, join_batches, share_batches, share_loader, sum_over_processes
 
 __all__ = ["Estimator", "Importance", "fingerprint", "measure_importance", "read_logits"]
 
@@ -239,7 +239,7 @@ def _set_mode(model: nn.Module, estimator: Estimator) -> None:
     if apart and process_rank()[1] > 1:
         raise ValueError(
             f"BatchNorm that normalises by one process's rows does not see the whole batch ({_list(apart)}): use mode "
-            "'eval', mcit.global_batch.BatchNorm2d, nn.SyncBatchNorm on GPUs, or measure in one process"
+            "'eval', mcit.parallel.global_batch.BatchNorm2d, nn.SyncBatchNorm on GPUs, or measure in one process"
         )
 
 

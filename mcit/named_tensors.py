@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from mcit.sharded import is_sharded, whole
+from mcit.parallel.sharded import is_sharded, whole
 
 
 def fingerprint(tensors: Mapping[str, Tensor]) -> str:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mcit.importance import Importance
-from mcit.sharded import local, wrap
+from mcit.parallel.sharded import local, wrap
 
 
 class PathIntegral:

@@ -14,18 +14,18 @@ from torch.optim import Optimizer
 from mcit.checkpoint import Snapshot
 from mcit.config import to_yaml
 from mcit.importance import Importance
-from mcit.interruption import Interrupted, Interruption
-from mcit.keeper import Keeper, describe_place
 from mcit.method import Method, Stage
 from mcit.metrics import average_seen
+from mcit.parallel.processes import agree
 from mcit.passport import make_passport, write_json
-from mcit.plan import Plan, build_learner, check_data, describe_plan, resolve
-from mcit.processes import agree
-from mcit.result import Result, begin_result, pool_scores, read_single, timed
-from mcit.run_folder import LOG, RunLog, lock_folder, name_importance, note_resumption, prepare_folder
-from mcit.snapshot import RunState, read_importance, read_method, restore_optimizer
-from mcit.stage_cache import StageCache, describe_software
-from mcit.tracking import Tracker, tracking
+from mcit.runner.interruption import Interrupted, Interruption
+from mcit.runner.keeper import Keeper, describe_place
+from mcit.runner.plan import Plan, build_learner, check_data, describe_plan, resolve
+from mcit.runner.result import Result, begin_result, pool_scores, read_single, timed
+from mcit.runner.run_folder import LOG, RunLog, lock_folder, name_importance, note_resumption, prepare_folder
+from mcit.runner.snapshot import RunState, read_importance, read_method, restore_optimizer
+from mcit.runner.stage_cache import StageCache, describe_software
+from mcit.runner.tracking import Tracker, tracking
 from mcit.training import DivergedError, Score, Start, Trainer, check_weights
 
 __all__ = ["Plan", "Result", "begin_task", "build_learner", "check_data", "read_single", "resolve", "run"]

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler
 from tqdm.auto import tqdm
 
-from mcit.batches import Batches, Source
 from mcit.config import TrainingConfig
-from mcit.global_batch import holding
 from mcit.method import Method, Stage, Step
-from mcit.optimization import build_optimizer, check_together, learning_rate
+from mcit.parallel.global_batch import holding
+from mcit.runner.batches import Batches, Source
+from mcit.runner.optimization import build_optimizer, check_together, learning_rate
 from mcit.task import Batch, Task
 
 REMEDY = "lower the learning rate or the method's strength"

@@ -23,9 +23,9 @@ from torch.utils._pytree import tree_leaves
 from mcit import sequence
 from mcit.config import RunConfig, parse
 from mcit.consolidation import ConsolidationManager, PathIntegral
-from mcit.global_batch import BatchNorm2d
-from mcit.launch import join_processes
-from mcit.plan import resolve
+from mcit.parallel.global_batch import BatchNorm2d
+from mcit.parallel.launch import join_processes
+from mcit.runner.plan import resolve
 
 FLOAT = 4  # bytes
 SHAPES = {

@@ -20,11 +20,12 @@ from safetensors.torch import load_file
 from tiny_run import assert_identical, resolve
 from torch import Tensor
 
-from mcit import checkpoint, run_folder, sequence
+from mcit import checkpoint, sequence
 from mcit.config import RunConfig, parse
 from mcit.importance import Importance
-from mcit.interruption import Interrupted, Interruption
 from mcit.models.learner import Learner
+from mcit.runner import run_folder
+from mcit.runner.interruption import Interrupted, Interruption
 from mcit.training import Trainer
 
 # Where a kill can fall: a forward pass (of a step, of the importance pass, of scoring), a file that is being flushed,

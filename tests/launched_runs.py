@@ -16,7 +16,7 @@ from torch import Tensor
 from mcit.cli import main as run_command
 from mcit.config import RunConfig, parse
 from mcit.data import class_incremental
-from mcit.launch import join_processes
+from mcit.parallel.launch import join_processes
 
 
 def main(path: str) -> None:

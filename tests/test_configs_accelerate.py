@@ -12,7 +12,7 @@ from accelerate.utils.launch import prepare_multi_gpu_env, prepare_simple_launch
 
 from mcit.commands.run import find_config
 from mcit.config import ConfigError
-from mcit.launch import find_missing, find_problems, join_processes
+from mcit.parallel.launch import find_missing, find_problems, join_processes
 
 FOLDER = Path(__file__).parent.parent / "configs" / "accelerate"
 EXPECTED = {

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from mcit.contributions import Rows, group_rows, rule_for
+from mcit.gradients.contributions import Rows, group_rows, rule_for
 
 
 def images(rows: int, channels: int, size: tuple[int, int] = (7, 6)) -> Tensor:
@@ -133,13 +133,13 @@ def test_layers_beyond_the_rules_get_none():
 
 
 def test_large_layers_are_formed_in_pieces_with_the_same_result(monkeypatch):
-    import mcit.contributions
+    import mcit.gradients.contributions
 
     torch.manual_seed(0)
     layer, x, g = nn.Linear(6, 5).double(), rows(7, 4, 6), rows(7, 4, 5)
     totals = []
     for chunk in (1 << 22, 1, 60):
-        monkeypatch.setattr(mcit.contributions, "CHUNK", chunk)
+        monkeypatch.setattr(mcit.gradients.contributions, "CHUNK", chunk)
         total = torch.zeros_like(layer.weight.data)
         rule = rule_for(layer)(layer, [(x[:, None], g[:, None])])["weight"]
         rule.add_to(total, False)

@@ -39,7 +39,7 @@ from mcit.reports.figures.importance import (
 from mcit.reports.figures.style import house_style
 from mcit.reports.places import locate
 from mcit.reports.restored import read_newest
-from mcit.snapshot import read_method
+from mcit.runner.snapshot import read_method
 from mcit.task import DataError, Head
 
 

@@ -11,8 +11,8 @@ from mcit.cli import _parser, main
 from mcit.commands.run import FLAVOURS, read_config, read_flavour
 from mcit.config import ConfigError, RunConfig, override, parse, read_yaml, to_dict, to_yaml
 from mcit.methods._consolidating import Consolidating
-from mcit.plan import resolve
 from mcit.registry import find_method, method_names
+from mcit.runner.plan import resolve
 
 ROOT = Path(__file__).parent.parent
 MINI = ["--config", "efcil/cifar100-mini"]

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from mcit.global_batch import BatchNorm2d, Dropout, Rows, draw_rows, holding, share_rows
-from mcit.shares import load_parts
+from mcit.parallel.global_batch import BatchNorm2d, Dropout, Rows, draw_rows, holding, share_rows
+from mcit.parallel.shares import load_parts
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 8])

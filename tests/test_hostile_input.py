@@ -32,8 +32,8 @@ from mcit.data.image_folders import read_imagenet_subset, read_tiny_imagenet
 from mcit.data.images import MOST_PIXELS, decode_image, open_image, verify_image
 from mcit.data.records import BadRecord
 from mcit.embedded import Sizes, write_benchmark
-from mcit.plan import check_data, describe_plan, resolve
 from mcit.registry import find_task
+from mcit.runner.plan import check_data, describe_plan, resolve
 from mcit.task import DataError
 
 CLEAN = (DataError, ConfigError)

@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from mcit.global_batch import BatchNorm2d, Dropout, draw_rows
 from mcit.importance import Importance, measure_importance
+from mcit.parallel.global_batch import BatchNorm2d, Dropout, draw_rows
 
 SCORES = ("plain", "reversed", "log_odds", "output_norm")
 CASES = {

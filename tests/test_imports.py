@@ -15,16 +15,13 @@ ROOT = Path(__file__).parent.parent
 
 # From the ground up; what stands on one line may know each other, without circles.
 LAYERS = [
-    "config registry metrics",
-    "task method global_batch",
+    "yaml_text parsing config registry metrics",
+    "task method parallel",
     "data embedded",
-    "shares sharded named_tensors as_it_was estimator contributions capture audit per_example mean_gradients "
-    "importance "
-    "consolidation_checks diagnosis path_integral consolidation",
+    "named_tensors estimator gradients importance consolidation_checks diagnosis path_integral consolidation",
     "methods models doctor",
-    "launch processes interruption batches optimization training checkpoint passport run_folder tracking callback",
-    "plan result snapshot keeper stage_cache sequence reports",
-    "dry_run bench jobs stiffness sweep sweep_report reproduce",
+    "checkpoint passport callback runner training sequence reports",
+    "bench sweeps reproduce",
     "commands",
     "cli __main__",
 ]

@@ -13,11 +13,11 @@ from mcit.cli import main
 from mcit.commands.reproduce import list_commands, make_table
 from mcit.commands.sweep import read_options
 from mcit.config import ConfigError, to_yaml
-from mcit.plan import resolve
 from mcit.reports.runs import read_run
 from mcit.reproduce import ledger as ledgers
 from mcit.reproduce.cost import count_examples, describe_cost, estimate_hours
 from mcit.reproduce.ledger import Cell, find_figure, find_runs, ledger_names, make_cells, read_ledger, read_metric
+from mcit.runner.plan import resolve
 
 PAPER = json.loads((Path(ledgers.__file__).parent.parent / "reports" / "paper_tables.json").read_text("utf-8"))
 EFCIL = {"cifar100": "cifar100", "tiny-imagenet": "tiny_imagenet", "imagenet-subset": "imagenet_subset"}

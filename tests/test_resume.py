@@ -16,10 +16,10 @@ from tiny_run import configure, write_world
 
 from mcit.checkpoint import CheckpointError, list_checkpoints, read_checkpoint
 from mcit.config import CheckpointConfig
-from mcit.interruption import Interrupted, Interruption
-from mcit.keeper import Keeper
 from mcit.registry import method_names
-from mcit.run_folder import FolderError, find_newest, lock_folder
+from mcit.runner.interruption import Interrupted, Interruption
+from mcit.runner.keeper import Keeper
+from mcit.runner.run_folder import FolderError, find_newest, lock_folder
 from mcit.training import DivergedError, Trainer
 
 OPTIONS = {

@@ -18,7 +18,7 @@ from tiny_run import configure, write_world
 from mcit.cli import main
 from mcit.commands import run as command
 from mcit.config import to_dict, to_yaml
-from mcit.run_folder import FILES, FolderError, find_newest, find_resumable, list_numbered
+from mcit.runner.run_folder import FILES, FolderError, find_newest, find_resumable, list_numbered
 from mcit.training import Trainer
 
 SHAPES = {"tasks__shapes__classes": 2, "tasks__shapes__recipe__batch_size": 32, "model__channels_last": False}

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from mcit.consolidation import ConsolidationManager, PathIntegral
 from mcit.importance import Importance, measure_importance
-from mcit.sharded import whole
+from mcit.parallel.sharded import whole
 
 ESTIMATORS = {
     **{

@@ -17,8 +17,8 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-import mcit.shares
-from mcit.shares import budget, process_rank, share_loader, sum_over_processes
+import mcit.parallel.shares
+from mcit.parallel.shares import budget, process_rank, share_loader, sum_over_processes
 
 
 def numbers(count: int = 7) -> TensorDataset:
@@ -50,7 +50,7 @@ def test_one_process_alone_is_the_first_of_one():
 def test_shares_hold_each_example_once_and_are_never_padded(monkeypatch, world, samples):
     found = []
     for rank in range(world):
-        monkeypatch.setattr(mcit.shares, "process_rank", lambda rank=rank: (rank, world))
+        monkeypatch.setattr(mcit.parallel.shares, "process_rank", lambda rank=rank: (rank, world))
         found += read(share_loader(DataLoader(numbers(), 2, shuffle=True), samples, seed=1))
     assert len(found) == len(set(found)) == budget(samples, 7)
 

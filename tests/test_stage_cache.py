@@ -23,7 +23,7 @@ from mcit.methods.mas import Mas
 from mcit.methods.replay import Replay
 from mcit.methods.si import Si
 from mcit.models.learner import Learner
-from mcit.stage_cache import digest
+from mcit.runner.stage_cache import digest
 from mcit.task import Head
 from mcit.training import Trainer
 
@@ -182,7 +182,7 @@ def test_whatever_changes_a_number_changes_the_stage(world):
 def test_a_change_of_the_sources_is_another_stage(world, monkeypatch):
     tasks = make_apart(1)
     world.run(tasks, Finetune())
-    monkeypatch.setattr("mcit.stage_cache._digest_sources", lambda: "other")
+    monkeypatch.setattr("mcit.runner.stage_cache._digest_sources", lambda: "other")
     assert world.count(tasks, Finetune()) == 1
 
 

@@ -17,16 +17,16 @@ import pytest
 from report_runs import make_group, make_passport, make_scores
 from tiny_run import resolve as resolve_few
 
-from mcit import jobs as running
-from mcit import sweep
 from mcit.cli import main
 from mcit.commands.sweep import read_options
 from mcit.config import ConfigError, parse, to_dict, to_yaml
-from mcit.jobs import Job, find_state, identify, run_jobs
-from mcit.plan import resolve
+from mcit.runner.plan import resolve
 from mcit.sequence import run
-from mcit.stiffness import Measured, match_strengths, measure_stiffness, tabulate_stiffness
-from mcit.sweep import Grid, MethodGrid, describe_rule, keep_chosen, plan_jobs, read_grid, select
+from mcit.sweeps import grid as sweep
+from mcit.sweeps import jobs as running
+from mcit.sweeps.grid import Grid, MethodGrid, describe_rule, keep_chosen, plan_jobs, read_grid, select
+from mcit.sweeps.jobs import Job, find_state, identify, run_jobs
+from mcit.sweeps.stiffness import Measured, match_strengths, measure_stiffness, tabulate_stiffness
 from mcit.training import Trainer
 
 TINY = ("model.width=8", "tasks.shapes.classes=4", "tasks.shapes.first_epochs=1", "tasks.shapes.later_epochs=1")

@@ -11,7 +11,7 @@ from tiny_run import configure, resolve
 
 from mcit import sequence
 from mcit.cli import main
-from mcit.tracking import find_tracker_problems
+from mcit.runner.tracking import find_tracker_problems
 
 
 class Notebook(GeneralTracker):

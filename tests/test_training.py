@@ -26,7 +26,7 @@ from torch import nn
 from torch.testing import assert_close
 from torch.utils.data import SequentialSampler
 
-from mcit import batches, training
+from mcit import training
 from mcit.config import ConfigError, TrainingConfig, parse
 from mcit.importance import measure_importance
 from mcit.method import Method
@@ -34,6 +34,7 @@ from mcit.methods.ewc import Ewc
 from mcit.methods.ewc_dr import EwcDr
 from mcit.methods.finetune import Finetune
 from mcit.methods.joint import Joint
+from mcit.runner import batches
 from mcit.task import Recipe
 from mcit.training import DivergedError, Trainer, build_optimizer, learning_rate
 

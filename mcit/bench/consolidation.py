@@ -21,8 +21,8 @@ from transformers.models.vilt.modeling_vilt import ViltLayer
 
 from mcit.consolidation import ConsolidationManager
 from mcit.estimator import Estimator, score_examples
+from mcit.gradients.per_example import PerExampleGradients
 from mcit.models.resnet import build_resnet
-from mcit.per_example import PerExampleGradients
 
 GOALS = {
     "penalty_speedup": ("at least", 8.0),

@@ -53,9 +53,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Check everything, learn the tasks in order, and report."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    from mcit import dry_run, sequence
-    from mcit.interruption import CODE, Interrupted, Interruption
-    from mcit.launch import find_missing, join_processes
+    from mcit import sequence
+    from mcit.parallel.launch import find_missing, join_processes
+    from mcit.runner import dry_run
+    from mcit.runner.interruption import CODE, Interrupted, Interruption
 
     if arguments.resume:
         find_config_of_run(arguments)
@@ -71,8 +72,8 @@ def run(arguments: argparse.Namespace) -> int:
         if main_process:
             dry_run.show(plan)
         return 0
-    from mcit.processes import share
-    from mcit.run_folder import choose_output, is_finished, read_command
+    from mcit.parallel.processes import share
+    from mcit.runner.run_folder import choose_output, is_finished, read_command
 
     place = choose_output(plan.config, arguments.overwrite, arguments.resume) if main_process else None
     output, resume = share(place)
@@ -112,7 +113,7 @@ def mute(line: str) -> None:
 def prepare(config: RunConfig, say: Callable[[str], None] = say) -> Any:
     """Find tasks, method and data, or say all that is wrong; makes the embedded benchmark where it is used."""
     from mcit import sequence
-    from mcit.tracking import find_tracker_problems
+    from mcit.runner.tracking import find_tracker_problems
 
     problems = []
     if config.data_root is not None and not Path(config.data_root).is_dir():
@@ -140,7 +141,7 @@ def finish(result: Any, command: str) -> None:
     from mcit.reports.report import write_report
     from mcit.reports.runs import read_run
     from mcit.reports.tables import print_table
-    from mcit.run_folder import IMPORTANCE
+    from mcit.runner.run_folder import IMPORTANCE
 
     write_report([read_run(result.output)], result.output, command)
     print_table(result.to_dict())
@@ -158,7 +159,7 @@ def show_finished(output: Path) -> None:
 
 def tell_how_to_resume(output: Path) -> None:
     """What a run that was asked to stop has saved, and the command that goes on with it."""
-    from mcit.run_folder import find_newest
+    from mcit.runner.run_folder import find_newest
 
     newest = find_newest(output)
     saved = f"saved as {newest}" if newest else "before anything was saved"

@@ -75,23 +75,23 @@ def run(arguments: argparse.Namespace) -> int:
     """Plan, run what is missing, choose, report."""
     from dataclasses import replace
 
-    from mcit import sweep
-    from mcit.sweep_report import print_plan, write_summary
+    from mcit.sweeps import grid as grids
+    from mcit.sweeps.summary import print_plan, write_summary
 
     grid, output = build_grid(arguments), arguments.output
     _check(arguments, grid)
     if arguments.match and (grid := _match(grid, arguments)) is None:
         return 0
-    jobs = candidates = sweep.plan_jobs(grid, output, read_options)
+    jobs = candidates = grids.plan_jobs(grid, output, read_options)
     if arguments.select_seeds:
-        candidates = sweep.plan_jobs(replace(grid, seeds=parse_seeds(arguments.select_seeds)), output, read_options)
+        candidates = grids.plan_jobs(replace(grid, seeds=parse_seeds(arguments.select_seeds)), output, read_options)
     print_plan(candidates, jobs, arguments.select)
     if arguments.dry_run:
         return 0
     try:
         failed = make_runs(candidates, arguments)
         choices = _select(candidates, arguments.select, grid, output) if arguments.select else []
-        jobs = sweep.keep_chosen(jobs, choices)
+        jobs = grids.keep_chosen(jobs, choices)
         failed += make_runs(jobs, arguments) if arguments.select_seeds else []
     except KeyboardInterrupt:
         print(f"\nmcit: stopped, and all runs with it; to go on: {arguments.given}", file=sys.stderr)
@@ -102,15 +102,15 @@ def run(arguments: argparse.Namespace) -> int:
 
 def build_grid(arguments: argparse.Namespace) -> Any:
     """The grid file, and the options of the command line over it."""
-    from mcit import sweep
+    from mcit.sweeps import grid as grids
 
-    data = sweep.read_grid(Path(arguments.grid)) if arguments.grid else {}
+    data = grids.read_grid(Path(arguments.grid)) if arguments.grid else {}
     if arguments.order:
         data["orders"] = arguments.order
     if arguments.methods:
         known = data.get("methods", {})
         data["methods"] = {name: known.get(name, {}) for name in arguments.methods}
-    shared, own = sweep.parse_strengths(arguments.strengths, list(data.get("methods", {})))
+    shared, own = grids.parse_strengths(arguments.strengths, list(data.get("methods", {})))
     if shared:
         data["strengths"] = shared
         data["methods"] = {name: {**known, "strengths": []} for name, known in data.get("methods", {}).items()}
@@ -122,7 +122,7 @@ def build_grid(arguments: argparse.Namespace) -> Any:
     changes = data.get("set", [])
     data["set"] = [*(changes if isinstance(changes, list) else [changes]), *arguments.set]
     data.setdefault("methods", {})
-    return sweep.make_grid(data)
+    return grids.make_grid(data)
 
 
 def read_options(options: Sequence[str]) -> RunConfig:
@@ -137,7 +137,7 @@ def read_options(options: Sequence[str]) -> RunConfig:
 def make_runs(jobs: Sequence[Any], arguments: argparse.Namespace) -> list[Any]:
     """Make those that are not complete yet; gives the failures."""
     from mcit.commands.run import mute, prepare
-    from mcit.jobs import find_state, run_jobs
+    from mcit.sweeps.jobs import find_state, run_jobs
 
     missing = [job for job in jobs if find_state(job) != "done"]
     for order in dict.fromkeys(job.order for job in missing):  # what is wrong with the data is said once, and now
@@ -184,9 +184,10 @@ def _match(grid: Any, arguments: argparse.Namespace) -> Any:
     """The grid with strengths of equal stiffness; None where a dry run would have to measure them."""
     from dataclasses import replace
 
-    from mcit import stiffness, sweep
+    from mcit.sweeps import grid as grids
+    from mcit.sweeps import stiffness
 
-    methods = [name for name in grid.methods if sweep.has_options(name, "strength", "manager")]
+    methods = [name for name in grid.methods if grids.has_options(name, "strength", "manager")]
     reference = arguments.reference or next(iter(methods), None)
     if len(methods) < 2 or reference not in methods:
         listed = ", ".join(methods) or "none"
@@ -213,15 +214,16 @@ def _measure(grid: Any, methods: Sequence[str], arguments: argparse.Namespace) -
     from dataclasses import replace
     from tempfile import TemporaryDirectory
 
-    from mcit import stiffness, sweep
     from mcit.commands.run import mute, prepare
-    from mcit.jobs import identify
+    from mcit.sweeps import grid as grids
+    from mcit.sweeps import stiffness
+    from mcit.sweeps.jobs import identify
 
     measured, found = stiffness.Measured(arguments.output / "stiffness.json"), {}
     alone = {name: replace(grid.methods[name], strengths=(1.0,)) for name in methods}
     with TemporaryDirectory(prefix="mcit-") as scratch:
         cache = Path(arguments.stage_cache or scratch)
-        for job in sweep.plan_jobs(replace(grid, methods=alone, seeds=grid.seeds[:1]), arguments.output, read_options):
+        for job in grids.plan_jobs(replace(grid, methods=alone, seeds=grid.seeds[:1]), arguments.output, read_options):
             identity = identify(job.config)
             mean = measured.find(job.method, identity)
             if mean is None and arguments.dry_run:
@@ -235,12 +237,12 @@ def _measure(grid: Any, methods: Sequence[str], arguments: argparse.Namespace) -
 
 
 def _select(jobs: Sequence[Any], seen: int, grid: Any, output: Path) -> list[Any]:
-    from mcit import sweep
-    from mcit.jobs import find_state
     from mcit.passport import write_json
+    from mcit.sweeps import grid as grids
+    from mcit.sweeps.jobs import find_state
 
-    choices = sweep.select([job for job in jobs if find_state(job) == "done"], seen)
-    rule = sweep.describe_rule(seen)
+    choices = grids.select([job for job in jobs if find_state(job) == "done"], seen)
+    rule = grids.describe_rule(seen)
     print(f"selection: {rule}.")
     for choice in choices:
         print(f"  {choice.order + ': ' if choice.order and len(grid.orders) > 1 else ''}{choice.describe()}")

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from mcit.global_batch import draw_rows
+from mcit.parallel.global_batch import draw_rows
 
 _COEFFICIENT_BITS = 22  # Pillow resamples 8-bit images with fixed-point weights of this many bits
 

@@ -20,7 +20,7 @@ from mcit.data.bad_records import OnBad, refuse
 from mcit.data.images import Picture, open_image, stays_inside
 from mcit.data.records import BadRecord
 from mcit.data.verification import find_bad_pictures
-from mcit.global_batch import draw_rows
+from mcit.parallel.global_batch import draw_rows
 from mcit.task import DataError
 
 NOT_HERE = "does not hold the data"

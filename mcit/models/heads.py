@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from mcit.global_batch import Dropout
+from mcit.parallel.global_batch import Dropout
 from mcit.task import Head
 
 

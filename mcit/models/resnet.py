@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from mcit.global_batch import BatchNorm2d
+from mcit.parallel.global_batch import BatchNorm2d
 
 Stem = Literal["cifar", "imagenet", "podnet"]
 

@@ -10,8 +10,8 @@ import torch
 from accelerate.utils import send_to_device
 from torch import Tensor, nn
 
-from mcit.as_it_was import as_it_was
 from mcit.estimator import Estimator, score_examples
+from mcit.gradients.as_it_was import as_it_was
 from mcit.importance import Forward, read_logits
 
 SCORES = ("plain", "output_norm", "reversed", "log_odds")

@@ -22,8 +22,8 @@ from mcit.importance import Importance
 from mcit.named_tensors import read_tensors
 from mcit.reports.classifier import ClassView, classifier_importance, view_classifier
 from mcit.reports.places import Place, locate
-from mcit.run_folder import CHECKPOINTS, IMPORTANCE
-from mcit.snapshot import read_method
+from mcit.runner.run_folder import CHECKPOINTS, IMPORTANCE
+from mcit.runner.snapshot import read_method
 from mcit.task import DataError
 
 __all__ = [

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mcit.plan import resolve
 from mcit.reproduce.ledger import Cell, Ledger, find_figure, read_figures
+from mcit.runner.plan import resolve
 
 TERAFLOPS = 10.0  # sustained in a second, as ResNet-18 reaches on a graphics card of 2018 to 2020 in single precision
 

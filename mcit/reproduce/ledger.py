@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mcit.config import ConfigError, RunConfig, parse, read_yaml, suggest
-from mcit.jobs import Job, identify
 from mcit.reports.cells import average
 from mcit.reports.runs import Run, read_run
+from mcit.sweeps.jobs import Job, identify
 
 LEDGERS = Path(__file__).parent
 PLACES = (LEDGERS, LEDGERS.parent / "reports")  # of files of figures: ours, and the paper's

@@ -21,15 +21,15 @@ import mcit
 from mcit.checkpoint import CheckpointError, Snapshot, read_checkpoint, write_checkpoint
 from mcit.config import to_dict
 from mcit.method import Stage
-from mcit.plan import Plan
-from mcit.processes import share
-from mcit.run_folder import make_folder
+from mcit.parallel.processes import share
+from mcit.runner.plan import Plan
+from mcit.runner.run_folder import make_folder
 from mcit.task import Task
 from mcit.training import Trainer
 
 # Sources that change no weight and no score; a change anywhere else makes the cache forget.
-OUTSIDE = ("reports", "commands", "bench", "reproduce", "cli", "__main__", "dry_run", "callback", "passport", "jobs")
-OUTSIDE += ("sweep", "sweep_report", "stiffness", "tracking", "run_folder", "keeper", "interruption")
+OUTSIDE = ("reports", "commands", "bench", "reproduce", "sweeps", "doctor", "cli", "__main__", "callback", "passport")
+OUTSIDE += tuple(f"runner/{name}" for name in ("dry_run", "tracking", "run_folder", "keeper", "interruption"))
 LARGE = 1 << 16  # elements of a tensor that is not read twice
 
 Say = Callable[[str], None]
@@ -203,6 +203,6 @@ def _describe_task(task: Task) -> dict[str, Any]:
 @functools.cache
 def _digest_sources() -> str:
     root = Path(mcit.__file__).parent
-    found = {path.relative_to(root): path for path in sorted(root.rglob("*.py"))}
-    kept = {str(name): path for name, path in found.items() if name.parts[0].removesuffix(".py") not in OUTSIDE}
+    found = {path.relative_to(root).with_suffix("").as_posix(): path for path in root.rglob("*.py")}
+    kept = {name: path for name, path in found.items() if not {name, name.partition("/")[0]} & set(OUTSIDE)}
     return digest({name: digest_file(path) for name, path in kept.items()})[:16]

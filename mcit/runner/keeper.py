@@ -18,8 +18,8 @@ from mcit.checkpoint import (
 )
 from mcit.config import CheckpointConfig
 from mcit.method import Method
-from mcit.processes import share
-from mcit.run_folder import CHECKPOINTS, FolderError, find_differences, find_newest, refuse_differences
+from mcit.parallel.processes import share
+from mcit.runner.run_folder import CHECKPOINTS, FolderError, find_differences, find_newest, refuse_differences
 from mcit.task import Recipe
 
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
-from mcit.capture import Use, contribute
-from mcit.contributions import Layout, group_rows, reads_rows
+from mcit.gradients.capture import Use, contribute
+from mcit.gradients.contributions import Layout, group_rows, reads_rows
 
 Scores = Callable[[], Iterable[Tensor]]  # runs the network, gives vectors [examples]
 LAYOUTS: tuple[Layout, ...] = ("consecutive", "blocks")

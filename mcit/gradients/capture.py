@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from mcit.contributions import Contribution, Layout, group_rows, rule_for
+from mcit.gradients.contributions import Contribution, Layout, group_rows, rule_for
 
 
 @dataclass

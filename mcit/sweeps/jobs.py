@@ -19,8 +19,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from mcit.config import ConfigError, RunConfig, parse, read_yaml, to_dict
-from mcit.plan import resolve
 from mcit.reports.runs import Run, read_run
+from mcit.runner.plan import resolve
 
 PROGRAM = (sys.executable, "-m", "mcit", "run")
 CONSOLE_LOG = "console.log"  # in the folder of a run: all that it printed

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from mcit.global_batch import Rows, share_rows
-from mcit.shares import load_parts
+from mcit.parallel.global_batch import Rows, share_rows
+from mcit.parallel.shares import load_parts
 from mcit.task import Batch, Task
 
 

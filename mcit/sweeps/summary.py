@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from mcit.jobs import Job, find_state
 from mcit.reports.formats import format_markdown_table, print_tables
 from mcit.reports.report import write_report
 from mcit.reports.runs import group_runs, read_run
 from mcit.reports.tables import make_tables
-from mcit.stiffness import tabulate_stiffness
+from mcit.sweeps.jobs import Job, find_state
+from mcit.sweeps.stiffness import tabulate_stiffness
 
 
 def print_plan(candidates: Sequence[Job], jobs: Sequence[Job], select: int | None) -> None:

@@ -22,7 +22,7 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
-from mcit.global_batch import Rows, holding, process_rank, share_rows
+from mcit.parallel.global_batch import Rows, holding, process_rank, share_rows
 
 _NOTHING = object()
 Part = tuple[Sequence[int], Rows]  # indices in the data, and which rows of the global batch they are

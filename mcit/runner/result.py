@@ -15,7 +15,7 @@ from typing import Any
 from mcit.config import ConfigError
 from mcit.metrics import ScoreMatrix
 from mcit.metrics import to_dict as metrics_to_dict
-from mcit.plan import Plan
+from mcit.runner.plan import Plan
 from mcit.training import Score
 
 VERSION = 1  # of scores.json

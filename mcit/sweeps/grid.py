@@ -12,10 +12,10 @@ from typing import Any
 
 from mcit import metrics
 from mcit.config import ConfigError, RunConfig, parse, read_yaml, suggest
-from mcit.jobs import Job
-from mcit.plan import resolve
 from mcit.registry import UnknownName, find_method
 from mcit.reports.runs import read_run
+from mcit.runner.plan import resolve
+from mcit.sweeps.jobs import Job
 
 LEAST_SEEN = 2  # after one task nothing can have been forgotten, and no strength shows
 

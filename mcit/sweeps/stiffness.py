@@ -14,12 +14,12 @@ from accelerate import Accelerator
 from mcit.config import ConfigError
 from mcit.method import Stage
 from mcit.passport import write_json
-from mcit.plan import Plan, build_learner
 from mcit.reports.formats import Table
 from mcit.reports.runs import Group
+from mcit.runner.plan import Plan, build_learner
+from mcit.runner.snapshot import RunState, read_method
+from mcit.runner.stage_cache import StageCache
 from mcit.sequence import begin_task
-from mcit.snapshot import RunState, read_method
-from mcit.stage_cache import StageCache
 from mcit.training import Trainer
 
 EXPLANATION = (

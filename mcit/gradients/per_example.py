@@ -2,7 +2,7 @@
 
 Each parameter is served by the fastest path that is proven exact on the user's own model and data:
 
-1. rule: the closed form of its layer (mcit/contributions.py), from the layer's input and the gradient at its output;
+1. rule: the closed form of its layer (contributions.py), from the layer's input and the gradient at its output;
 2. module: a small backward per example through the smallest enclosing module whose output has rows per example;
 3. network: a backward per example through everything.
 
@@ -20,9 +20,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from mcit.audit import Audit, Scores, collect_scores
-from mcit.capture import Capture, Use, check_rows, contribute
-from mcit.contributions import Layout, group_rows, rule_for
+from mcit.gradients.audit import Audit, Scores, collect_scores
+from mcit.gradients.capture import Capture, Use, check_rows, contribute
+from mcit.gradients.contributions import Layout, group_rows, rule_for
 
 
 @dataclass(frozen=True)

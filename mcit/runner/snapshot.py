@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from mcit.checkpoint import Snapshot, pack, unpack
 from mcit.importance import Importance
 from mcit.method import Method
-from mcit.processes import gather
+from mcit.parallel.processes import gather
 
 
 @dataclass

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from mcit.global_batch import process_rank
-from mcit.per_example import make_sum
-from mcit.sharded import is_sharded, local
-from mcit.shares import gather_counts, sum_over_processes
+from mcit.gradients.per_example import make_sum
+from mcit.parallel.global_batch import process_rank
+from mcit.parallel.sharded import is_sharded, local
+from mcit.parallel.shares import gather_counts, sum_over_processes
 
 
 class MeanGradients:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from mcit.sharded import is_sharded
+from mcit.parallel.sharded import is_sharded
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mcit.global_batch import BatchNorm2d
+from mcit.parallel.global_batch import BatchNorm2d
 
 Layout = Literal["consecutive", "blocks"]
 Factors = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
