@@ -89,6 +89,7 @@ class Vcr(AnnotatedTask):
     drawn: bool = False
     on_bad_record: Policy = "fail"
 
+    parser = 2
     name = "vcr"
     chance = 25.0
     head = Head("vcr", outputs=CHOICES, kind="choice", layout="linear", views=CHOICES)
@@ -104,6 +105,7 @@ class Vcr(AnnotatedTask):
         "objects": datasets.Sequence(datasets.Value("string")),
         "mentioned": datasets.Sequence(datasets.Value("int64")),
         "question": datasets.Value("string"),
+        "given": datasets.Value("string"),  # the right answer where its rationale is asked for
         "choices": datasets.Sequence(datasets.Value("string"), length=CHOICES),
         "label": datasets.Value("int64"),
     }
@@ -143,13 +145,13 @@ class Vcr(AnnotatedTask):
         return super().pictures(row, images) if self.drawn else (MarkedPicture.of(row, images),)
 
     def example(self, row: Row, shown: Sequence[Shown]) -> Row:
-        return {"image": shown[0], "question": row["question"], "choices": row["choices"], "label": row["label"]}
+        return {"image": shown[0], **{name: row[name] for name in ("question", "given", "choices", "label")}}
 
     def collate(self, examples: Sequence[Row], processor: Any) -> Batch:
-        # as pairs, so that a text that is too long loses words of the question and the choices stay different
-        pairs = [(example["question"], choice) for example in examples for choice in example["choices"]]
+        # in parts, so that a text that is too long loses words of the question and the choices stay different
+        parts = [(each["question"], each["given"], choice) for each in examples for choice in each["choices"]]
         return {
-            **processor.read_texts(pairs),
+            **processor.read_texts(parts),
             **processor.read_images([example["image"] for example in examples]),
             "labels": stack_labels(examples),
         }
@@ -158,10 +160,10 @@ class Vcr(AnnotatedTask):
         objects = record.get("objects", kind=list)
         if not all(isinstance(name, str) and is_text(name) for name in objects):
             raise record.error(f"'objects' must be a list of class names, found {shorten(objects)}")
-        question = _read_tokens(record, record.get("question", kind=list), objects)
+        question, given = _read_tokens(record, record.get("question", kind=list), objects), []
         choices, label = _read_choices(record, "answer", objects)
         if self.rationale:
-            question = question + choices[label]
+            given = choices[label]
             choices, label = _read_choices(record, "rationale", objects)
         identifier = record.get("annot_id", kind=str)
         if not stays_inside(identifier) or "/" in identifier:
@@ -171,8 +173,9 @@ class Vcr(AnnotatedTask):
             "image": f"{identifier}.jpg" if self.drawn else _read_path(record, "img_fn"),
             "metadata": "" if self.drawn else _read_path(record, "metadata_fn"),
             "objects": objects,
-            "mentioned": sorted({index for tokens in (question, *choices) for index in _tagged(tokens)}),
+            "mentioned": sorted({index for tokens in (question, given, *choices) for index in _tagged(tokens)}),
             "question": speak(question, objects),
+            "given": speak(given, objects),
             "choices": [speak(tokens, objects) for tokens in choices],
             "label": label,
         }

@@ -74,10 +74,9 @@ class Vqa(AnnotatedTask):
         """Each answer of the vocabulary and its place among the outputs."""
         known, origin = self._read_vocabulary() if self.vocabulary else self._build_vocabulary()
         if self.answers is not None and len(known) != self.answers:
-            remedy = "set tasks.vqa.answers to what the vocabulary holds, or give the file that belongs to the model"
-            raise DataError(
-                f"{origin} has {len(known)} answers where tasks.vqa.answers asks for {self.answers}; {remedy}"
-            )
+            asked = f"{origin} has {len(known)} answers where tasks.vqa.answers asks for {self.answers}"
+            remedy = f"--set tasks.vqa.answers={len(known)}, or name another file: --set tasks.vqa.vocabulary=FILE"
+            raise DataError(f"{asked}; {remedy}")
         return {answer: place for place, answer in enumerate(known)}
 
     @property

@@ -107,6 +107,7 @@ def test_weights_of_another_shape_are_an_error(folder, tmp_path):
     ("changes", "message"),
     [
         ({"vocab_size": 9}, "ids up to 24, the model's vocabulary has 9 words"),
+        ({"vocab_size": 999}, "ids up to 24 only, the model's vocabulary has 999 words: it is another one's"),
         ({"pad_token_id": 3}, "pads with id 0, the model with 3"),
         ({"patch_size": 16}, "multiples of 8 pixels, patches are 16 wide"),
     ],
@@ -204,6 +205,12 @@ def test_it_is_the_question_that_gets_truncated(inputs):
         "[CLS] " + "left " * 7 + "[SEP] red blue [SEP]",
         "[CLS] [SEP] " + "red " * 9 + "[SEP]",
         "[CLS] [SEP] " + "red " * 9 + "[SEP]",
+    ]
+    read = inputs.read_texts([("left " * 20, "blue blue", "red"), ("left", "blue " * 20, "red"), ("left", "", "red")])
+    assert words_of(inputs, read) == [
+        "[CLS] " + "left " * 6 + "blue blue [SEP] red [SEP]",
+        "[CLS] " + "blue " * 8 + "[SEP] red [SEP]",
+        "[CLS] left [SEP] red [SEP]",
     ]
 
 

@@ -65,11 +65,20 @@ def test_a_long_question_loses_words_and_the_choices_stay_apart(root):
     assert ends == [[word, "[SEP]"] for word in ("play", "sleeps", "rains", "reason")]
 
 
-def test_with_rationale_the_right_answer_joins_the_question(root):
-    example = Vcr(root=root, rationale=True).examples("train")[0]
-    assert example["question"] == "Why is Alex and Robin near the gray dog ? Robin sleeps"
+def test_with_rationale_the_right_answer_stands_behind_the_question(root):
+    task, processor = Vcr(root=root, rationale=True), small_processor(24)
+    example = task.examples("train")[0]
     assert example["choices"] == ["one", "two", "three", "Alex smiles"]
     assert example["label"] == 3
+    first = processor.tokenizer.decode(task.collate([example], processor)["input_ids"][0])
+    assert first.startswith("[CLS] Why is Alex and Robin near the gray dog ? Robin sleeps [SEP] one [SEP]")
+
+
+def test_with_rationale_a_long_question_loses_words_and_the_answer_none(root):
+    write_val(root, question=["Why", "is"] * 40, rationale_choices=[["dog"] * 3, ["two"], ["three"], ["one"]])
+    task, processor = Vcr(root=root, rationale=True), small_processor(12)
+    ids = task.collate([task.examples("eval")[0]], processor)["input_ids"]
+    assert processor.tokenizer.decode(ids[0]) == "[CLS] Why is Why is Robin sleeps [SEP] dog dog dog [SEP]"
 
 
 def colours(image):

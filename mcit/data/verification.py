@@ -81,7 +81,7 @@ def verify_cache(cache: ImageCache, pictures: Sequence[Picture]) -> None:
             if not same:
                 raise DataError(
                     f"{shelf.folder} holds other pixels of {picture.name} than its source gives now; it was made by "
-                    f"another version of Pillow or of mcit: remove that folder, or make it anew with `mcit prepare`"
+                    "another version of Pillow or of mcit: remove that folder; `mcit prepare` then makes it anew"
                 )
 
 

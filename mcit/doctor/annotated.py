@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from typing import Any
 
@@ -172,6 +173,7 @@ def _look_at_cache(task: AnnotatedTask, finding: Finding) -> None:
     cache = ImageCache.find(task.path())
     if cache is None:
         return
+    root = shlex.quote(str(task.path()))
     pictures = {**collect_pictures(task, "train"), **collect_pictures(task, "eval")}.values()
     for name, shelf in cache.shelves.items():
         places = [(shelf.find(picture.name), picture) for picture in pictures]
@@ -180,11 +182,11 @@ def _look_at_cache(task: AnnotatedTask, finding: Finding) -> None:
         lead = f"image cache {name}: {held:,} of {len(pictures):,} images"
         if shelf.damaged or stale:
             changed = f"{stale:,} changed since, " if stale else ""
-            lead += f" ({changed}{len(shelf.damaged)} damaged files): run `mcit prepare --data-root {task.path()}`"
+            lead += f" ({changed}{len(shelf.damaged)} damaged files): run `mcit prepare --data-root {root}`"
         if held or shelf.damaged:
             finding.notes.append(lead)
         finding.prepared |= held == len(pictures) and not stale
     try:
         verify_cache(cache, list(pictures)[:3])
     except DataError as error:
-        finding.add(str(error), f"rm -r {cache.folder}", "fixable")
+        finding.add(str(error), f"rm -r {shlex.quote(str(cache.folder))}", "fixable")

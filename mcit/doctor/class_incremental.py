@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from dataclasses import replace
 
@@ -45,7 +46,8 @@ def _explain(task: ClassIncrementalTask, error: DataError, finding: Finding) -> 
     if NOT_HERE not in text:
         finding.add(text, f"download it again from {task.page}")
         return
-    problem = explain_missing(root, root / task.home, task.archives, f"download from {task.page}")
+    fetch = f"download from {task.page} and put it in {shlex.quote(str(root / task.home))}"
+    problem = explain_missing(root, root / task.home, task.archives, fetch)
     needed = text.partition(f"{NOT_HERE}: ")[2].partition(" (looked in")[0]
     finding.add(needed if problem.text.endswith(MISSING) else problem.text, problem.remedy, problem.status)
 

@@ -22,7 +22,7 @@ def print_findings(root: Path, findings: Sequence[Finding], console: Console | N
         return
     console = console or Console(highlight=False)
     table = Table(title=f"data in {root}", title_justify="left")
-    for name in ("task", "status", "train", "eval", "image files"):
+    for name in ("task", "status", "train", "eval", "files"):
         table.add_column(name, justify="left" if name in ("task", "status") else "right", no_wrap=True)
     for finding in findings:
         table.add_row(finding.task, Text(finding.status, _COLOURS[finding.status]), *_describe_splits(finding))

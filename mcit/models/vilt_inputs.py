@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ FILES = (
     "give a hub name or a folder with config.json, model.safetensors, preprocessor_config.json and "
     "tokenizer.json or vocab.txt"
 )
+_MOST_UNUSED = 128  # words of a model's vocabulary that stand for nothing: some round it up for speed
 
 
 class ViltInputs:
@@ -50,13 +52,17 @@ class ViltInputs:
             )
         return cls(tokenizer, images, config.max_position_embeddings)
 
-    def read_texts(self, texts: Sequence[str] | Sequence[tuple[str, str]]) -> dict[str, Tensor]:
-        """`input_ids` and `attention_mask` [texts, longest]; of a pair it is the first text that gets truncated."""
+    def read_texts(self, texts: Sequence[str] | Sequence[tuple[str, ...]]) -> dict[str, Tensor]:
+        """`input_ids` and `attention_mask` [texts, longest].
+
+        A text may come in parts, the last of which is set off by a separator. Where there are too many tokens, the
+        first part is truncated, then the next, and the last only where it is too long by itself.
+        """
         if texts and isinstance(texts[0], str):
             rows = [self._frame(ids[: self.limit - 2]) for ids in self._tokenize(texts)]
         else:
-            questions, answers = (self._tokenize([pair[side] for pair in texts]) for side in (0, 1))
-            rows = [self._frame_pair(*pair) for pair in zip(questions, answers, strict=True)]
+            parts = [self._tokenize(part) for part in zip(*texts, strict=True)]
+            rows = [self._frame_parts(row) for row in zip(*parts, strict=True)]
         longest = max((len(row) for row in rows), default=0)
         input_ids = torch.full((len(rows), longest), self.tokenizer.pad_token_id)  # [texts, longest]
         attention_mask = torch.zeros_like(input_ids)
@@ -102,10 +108,13 @@ class ViltInputs:
     def _frame(self, ids: list[int]) -> list[int]:
         return [self.tokenizer.cls_token_id, *ids, self.tokenizer.sep_token_id]
 
-    def _frame_pair(self, question: list[int], answer: list[int]) -> list[int]:
-        answer = answer[: self.limit - 3]
-        question = question[: self.limit - 3 - len(answer)]
-        return self._frame([*question, self.tokenizer.sep_token_id, *answer])
+    def _frame_parts(self, parts: Sequence[list[int]]) -> list[int]:
+        room, kept = self.limit - 3, []
+        for ids in reversed(parts):
+            kept.append(ids[:room])
+            room -= len(kept[-1])
+        last, *lead = kept
+        return self._frame([*chain.from_iterable(reversed(lead)), self.tokenizer.sep_token_id, *last])
 
     def _affine(self) -> tuple[Tensor, Tensor]:
         """Rescaling and normalisation as one multiplication and one addition, [3, 1, 1] each."""
@@ -157,6 +166,11 @@ def _misfits(tokenizer: Any, config: ViltConfig) -> Iterator[str]:
     if len(tokenizer.get_vocab()) <= len(set(tokenizer.all_special_ids)):
         # What transformers makes up where the files are missing: every word would be unknown.
         yield "the tokenizer has no words (is tokenizer.json or vocab.txt missing?)"
+    elif config.vocab_size - largest > _MOST_UNUSED:
+        yield (
+            f"the tokenizer has ids up to {largest} only, the model's vocabulary has {config.vocab_size} words: it is "
+            "another one's"
+        )
     for role in ("pad", "cls", "sep"):
         if getattr(tokenizer, f"{role}_token_id") is None:
             yield f"the tokenizer has no {role} token"
