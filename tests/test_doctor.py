@@ -96,6 +96,8 @@ def test_an_empty_folder_lacks_every_task_that_needs_data(tmp_path, capsys):
     for task in tasks:
         assert task["status"] == "missing"
         assert "http" in task["problems"][0]["remedy"]
+    homes = {task["task"]: task["problems"][0]["remedy"].rpartition(" ")[2] for task in tasks[4:]}
+    assert homes["tiny_imagenet"] == f"{tmp_path}/tiny-imagenet-200"
 
 
 @pytest.mark.parametrize(
@@ -225,6 +227,14 @@ def test_a_file_cut_short_is_to_be_fetched_again(root):
     assert finding.splits["eval"].examples == 4
 
 
+def test_a_file_of_lines_cut_short_is_to_be_fetched_again_too(root):
+    path = root / "snli-ve" / "snli_ve_train.jsonl"
+    path.write_text(path.read_text()[:3000])
+    finding = look(root, "snli-ve")
+    assert finding.status == "missing"
+    assert "it is cut short" in only_problem(finding).text
+
+
 def test_absent_images_are_counted_and_one_is_named(root):
     images = sorted((root / "ms-coco" / "images").iterdir())
     for path in images[:10]:
@@ -232,7 +242,8 @@ def test_absent_images_are_counted_and_one_is_named(root):
     finding = look(root, "vqa")
     assert finding.status == "missing"
     assert finding.splits["train"].absent + finding.splits["eval"].absent == 10
-    assert "of 40 files that train2014 names" in finding.problems[0].text
+    assert "lacks 10 of 40 files that train2014 names, the first is image 1" in finding.problems[0].text
+    assert "are called" not in finding.problems[0].text  # the others are there under these very names
 
 
 def test_a_few_absent_images_can_be_left_out(root, monkeypatch):

@@ -325,7 +325,7 @@ def mixed(tmp_path) -> Path:
         entailment(10),
         entailment(11),
     ]
-    lines = [json.dumps(record) + "\n" for record in records] + ["{cut short"]
+    lines = [json.dumps(record) + "\n" for record in records] + ["{no JSON\n"]
     write_lines(root / "snli-ve" / "snli_ve_dev.jsonl", [entailment(number) for number in range(2)])
     (root / "snli-ve" / "snli_ve_train.jsonl").write_text("".join(lines))
     images = root / "flickr30k" / "flickr30k_images"
@@ -403,6 +403,15 @@ def test_a_split_without_a_good_record_is_refused_under_either_policy(mixed):
     write_lines(mixed / "snli-ve" / "snli_ve_dev.jsonl", [entailment(10)])
     with pytest.raises(DataError, match="has an image that can be opened: 1 of 1 records are left out: 1 image unread"):
         find_task("snli-ve")(root=mixed, on_bad_record="skip").check()
+
+
+@pytest.mark.parametrize("policy", ["fail", "skip"])
+def test_a_file_that_ends_within_a_record_is_refused_under_either_policy(mixed, policy):
+    """Else a file of which a half was fetched would count as one with a single wrong record."""
+    path = write_lines(mixed / "snli-ve" / "snli_ve_dev.jsonl", [entailment(number) for number in range(3)])
+    path.write_text(path.read_text()[:-30])
+    with pytest.raises(DataError, match=r"dev\.jsonl, record 3: not valid JSON .* it is cut short, fetch it again"):
+        find_task("snli-ve")(root=mixed, on_bad_record=policy).table("eval")
 
 
 def test_a_file_full_of_wrong_records_is_not_read_to_its_end(tmp_path):

@@ -106,6 +106,7 @@ def read_records(
 
     Without a key the file may be JSON lines or one JSON array. Only a chunk of the file is in memory at a time.
     A broken line, or an item that is no object, goes to `on_bad`, and reading goes on behind it; without it, it raises.
+    A file that ends in the middle of a record is always an error.
     """
     try:
         with path.open(encoding="utf-8-sig") as file:
@@ -257,5 +258,7 @@ def _lines(path: Path, file: TextIO) -> Iterator[tuple[int, Any]]:
         try:
             yield number, json.loads(line)
         except (ValueError, RecursionError) as error:
-            text = f"{path}, record {number}: not valid JSON ({_explain(error)}); {_REFETCH}"
-            yield number, BadRecord(text, "not valid JSON")
+            text = f"{path}, record {number}: not valid JSON ({_explain(error)})"
+            if not line.endswith("\n"):  # whatever followed is lost too, and nobody knows how much
+                raise DataError(f"{text}, and the file ends in it; it is cut short, fetch it again") from None
+            yield number, BadRecord(f"{text}; {_REFETCH}", "not valid JSON")

@@ -103,15 +103,16 @@ def _count_images(
         return
     column = next(column for column, names in absent.items() if names)
     first = absent[column][0]
-    where = show(task.path(), images.path)
-    text = f"{where} lacks {found.absent:,} of {found.files:,} files that {found.name} names, {first!r} first"
+    text = f"{show(task.path(), images.path)} lacks {found.absent:,} of {found.files:,} files that {found.name} names"
+    text = f"{text}, the first is {column} {first!r}"
     packed = explain_packed(task.path(), images.path, task.archives, _fetch(task))
     if packed is not None:
         finding.add(f"{text}; {packed.text}", packed.remedy, packed.status)
     elif found.absent <= _FEW * found.files:
         finding.add(text, f"{SKIP}; or fetch them from {task.page}", "fixable")
     else:
-        finding.add(f"{text}{_compare_names(first, images)}", _fetch(task))
+        named = _compare_names(first, images) if found.absent == found.files else ""
+        finding.add(f"{text}{named}", _fetch(task))
 
 
 def _compare_names(wanted: Any, images: ImageFolder) -> str:
