@@ -119,6 +119,8 @@ def test_a_misspelt_command_exits_with_code_2(capsys, argv):
         (["--order", "vqa:5x4"], "task 'vqa' takes no split"),
         (["--order", "vqa,vqa"], "tasks given twice in the order: vqa"),
         (["--order", "vqa,shapes:5x4"], "cannot be mixed in one order"),
+        (["--order", "vqa", "--set", "model.name=resnet18"], "'resnet18', which reads no text"),
+        (["--order", "shapes:5x4", "--set", "model.name=embedded"], "data sets are learned by 'resnet18'"),
         (["--order", "vqa", "--data-root", "nowhere"], "--data-root 'nowhere' is no folder"),
         (["--order", "cifar100:10x10"], "no data root given: CIFAR-100 is"),
         (["--config", "nowhere.yaml"], "no configuration file 'nowhere.yaml'"),

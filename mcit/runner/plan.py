@@ -12,6 +12,8 @@ from torch import nn
 
 from mcit import models
 from mcit.config import ConfigError, RunConfig, layer, parse, to_dict
+from mcit.data.annotated import AnnotatedTask
+from mcit.data.class_incremental import ClassIncrementalTask
 from mcit.method import Method
 from mcit.registry import UnknownName, find_method, find_task
 from mcit.task import DataError, Task
@@ -54,7 +56,7 @@ def resolve(config: RunConfig, embedded_root: Path | None = None) -> Plan:
         problems.append(str(error))
     except ConfigError as error:
         problems += error.problems
-    problems += _check_order(tasks)
+    problems += _check_order(tasks) + _check_model(config.model.name, tasks)
     if problems:
         raise ConfigError(problems)
     track = "efcil" if hasattr(tasks[0], "known") else "mcit"
@@ -121,6 +123,15 @@ def _check_order(tasks: Sequence[Task]) -> list[str]:
     if len({task.dataset for task in tasks if hasattr(task, "known")}) > 1:
         problems.append("an order can hold one class-incremental data set")
     return problems
+
+
+def _check_model(name: str, tasks: Sequence[Task]) -> list[str]:
+    """Whether the network reads what mcit's own tasks show; of others it is for their authors to know."""
+    if name == "resnet18" and any(isinstance(task, AnnotatedTask) for task in tasks):
+        return ["model.name is 'resnet18', which reads no text: vision-language tasks need 'embedded' or another ViLT"]
+    if name not in ("auto", "resnet18") and any(isinstance(task, ClassIncrementalTask) for task in tasks):
+        return [f"model.name is {name!r}, and class-incremental data sets are learned by 'resnet18'"]
+    return []
 
 
 def _choose_model(config: RunConfig, tasks: Sequence[Task], track: str) -> RunConfig:
