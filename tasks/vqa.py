@@ -89,8 +89,10 @@ class Vqa(AnnotatedTask):
 
     def remarks(self) -> list[str]:
         known = len(self.answer_ids)
+        if self.vocabulary is not None:
+            return [f"{known:,} answers in the vocabulary {self.vocabulary}"]
         lines = [f"{known:,} answers in the vocabulary, each the majority {self.minimum} times at least"]
-        if self.vocabulary is None and known != PUBLISHED:
+        if known != PUBLISHED:
             lines.append(
                 f"published ones have {PUBLISHED:,}: with configs/climb.yaml, add --set tasks.vqa.answers={known}"
             )

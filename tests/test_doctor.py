@@ -358,6 +358,9 @@ def test_too_few_class_folders_are_said(tmp_path):
 
 
 def test_a_vocabulary_file_is_judged_by_its_content(root):
-    path = write_json(root / "answers.json", {"answers": ["yes", "yes"]})
+    path = write_json(root / "answers.json", {"answers": ["yes", "no"]})
+    (finding,) = examine(root, ["vqa"], {"vqa": {"vocabulary": str(path)}})
+    assert (finding.status, finding.notes) == ("ready", [f"2 answers in the vocabulary {path}"])
+    write_json(path, {"answers": ["yes", "yes"]})
     (finding,) = examine(root, ["vqa"], {"vqa": {"vocabulary": str(path)}})
     assert "lists 1 answers more than once" in " ".join(problem.text + problem.remedy for problem in finding.problems)
