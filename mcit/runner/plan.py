@@ -14,7 +14,7 @@ from mcit import models
 from mcit.config import ConfigError, RunConfig, layer, parse, to_dict
 from mcit.method import Method
 from mcit.registry import UnknownName, find_method, find_task
-from mcit.task import DataError, Task
+from mcit.task import DataError, Task, is_class_incremental
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,10 @@ def resolve(config: RunConfig, embedded_root: Path | None = None) -> Plan:
     problems += _check_order(tasks)
     if problems:
         raise ConfigError(problems)
-    track = "efcil" if hasattr(tasks[0], "known") else "mcit"
+    track = "efcil" if is_class_incremental(tasks) else "mcit"
+    problems = [*method.find_problems(tasks), *_check_model(config, track)]
+    if problems:
+        raise ConfigError(problems)
     own = all(task.root in (None, embedded_root) for task in tasks)  # a task may have been given a root of its own
     embedded = track == "mcit" and config.data_root is None and own
     return Plan(_choose_model(config, tasks, track), tasks, method, track, embedded)
@@ -116,10 +119,23 @@ def _check_order(tasks: Sequence[Task]) -> list[str]:
     twice = sorted(name for name, count in Counter(task.name for task in tasks).items() if count > 1)
     if twice:
         problems.append(f"tasks given twice in the order: {', '.join(twice)}")
-    if len({hasattr(task, "known") for task in tasks}) > 1:
+    if len({is_class_incremental([task]) for task in tasks}) > 1:
         problems.append("vision-language tasks and class-incremental data sets cannot be mixed in one order")
-    if len({task.dataset for task in tasks if hasattr(task, "known")}) > 1:
+    if len({task.dataset for task in tasks if is_class_incremental([task])}) > 1:
         problems.append("an order can hold one class-incremental data set")
+    return problems
+
+
+def _check_model(config: RunConfig, track: str) -> list[str]:
+    """A network that cannot read the tasks' inputs, and options that it would ignore."""
+    model, problems = config.model, []
+    if track == "efcil" and model.name not in ("auto", "resnet18"):
+        problems.append(f"class-incremental data sets are learned by 'resnet18', found model.name {model.name!r}")
+    if track == "mcit":
+        if model.name == "resnet18":
+            problems.append("vision-language tasks need a ViLT, found model.name 'resnet18'")
+        if model.width is not None:
+            problems.append("model.width is an option of resnet18; a ViLT is as wide as its weights are")
     return problems
 
 
