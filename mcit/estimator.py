@@ -61,8 +61,22 @@ class Estimator:
             problems.append("labels 'all' weighs every label of every example: it needs unit 'example'")
         if self.update_buffers and (self.unit, self.mode) != ("batch", "train"):
             problems.append("update_buffers reproduces the EWC-DR release and needs unit 'batch' and mode 'train'")
+        problems += self._find_ignored()
         if problems:
             raise ConfigError(problems)
+
+    def _find_ignored(self) -> list[str]:
+        """Choices that would change nothing: whoever made them expects something else."""
+        ignored = {
+            f"labels {self.labels!r}": self.score == "output_norm" and self.labels != "true",
+            f"norm {self.norm!r}": self.score != "output_norm" and self.norm != "l2",
+            f"reversal {self.reversal!r}": self.score != "reversed" and self.reversal != "positives",
+        }
+        return [
+            f"{choice} has no meaning for score {self.score!r}: leave it out"
+            for choice, is_so in ignored.items()
+            if is_so
+        ]
 
     @property
     def absolute(self) -> bool:

@@ -60,6 +60,10 @@ class Method:
     name: ClassVar[str]
     looks_ahead: ClassVar[bool] = True  # whether the tasks to come can change what it does with this one
 
+    def find_problems(self, tasks: Sequence[Task]) -> list[str]:
+        """Why the method cannot learn these tasks, if so; asked before anything is built or written."""
+        return []
+
     def begin_task(self, stage: Stage) -> None:
         """The learner has its head for the task, and only that head trains; no step has been taken."""
 

@@ -46,8 +46,12 @@ def write_tensors(tensors: Mapping[str, Tensor], path: str | Path, about: Mappin
             gathered[name] = full.cpu().contiguous()
     if writes:
         draft = Path(f"{path}.tmp")
-        save_file(gathered, draft, dict(about))
-        draft.replace(path)
+        try:
+            save_file(gathered, draft, dict(about))
+            draft.replace(path)
+        except (OSError, SafetensorError) as error:
+            draft.unlink(missing_ok=True)
+            raise OSError(f"{path} could not be written: {getattr(error, 'strerror', None) or error}") from error
 
 
 def read_tensors(path: str | Path, kind: str) -> tuple[dict[str, Tensor], dict[str, str]]:

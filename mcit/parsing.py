@@ -78,7 +78,8 @@ def _parse_dataclass(cls: type, data: Any, where: str, problems: list[str], base
     prefix = f"{where}." if where else ""
     for name in data:
         if name not in fields:
-            problems.append(f"unknown key '{prefix}{name}'{suggest(str(name), fields)} (keys: {', '.join(fields)})")
+            listed = f"keys: {', '.join(fields)}" if fields else "there are none"
+            problems.append(f"unknown key '{prefix}{name}'{suggest(str(name), fields)} ({listed})")
     before = len(problems)
     values = {}
     for name, spec in fields.items():

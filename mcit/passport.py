@@ -33,9 +33,18 @@ def make_passport(**about: Any) -> dict[str, Any]:
 
 def write_json(path: Path, data: Any) -> None:
     """Write a JSON file so that a reader sees the old one or the new one, never half of it."""
+    write_text(path, json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file so that it appears whole or not at all; an error names it."""
     draft = path.with_name(path.name + ".tmp")
-    draft.write_text(json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
-    draft.replace(path)
+    try:
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(path)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def _program() -> str:

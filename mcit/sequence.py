@@ -17,7 +17,7 @@ from mcit.importance import Importance
 from mcit.method import Method, Stage
 from mcit.metrics import average_seen
 from mcit.parallel.processes import agree
-from mcit.passport import make_passport, write_json
+from mcit.passport import make_passport, write_json, write_text
 from mcit.runner.interruption import Interrupted, Interruption
 from mcit.runner.keeper import Keeper, describe_place
 from mcit.runner.plan import Plan, build_learner, check_data, describe_plan, resolve
@@ -55,8 +55,6 @@ def run(
     accelerator = Accelerator(mixed_precision=config.training.mixed_precision, log_with=tracker, project_dir=output)
     main = accelerator.is_main_process
     with lock_folder(output) if main else nullcontext():
-        if main:
-            prepare_folder(output, config, resume, overwrite)
         trainer = Trainer(config.training, accelerator, config.seed)
         trainer.begin_stage(0)
         learner = build_learner(plan).to(accelerator.device)
@@ -75,13 +73,15 @@ def run(
             say if main else _mute,
             progress and main,
         )
+        if main:  # only now that everything is found and built: an earlier run is not given up for one that cannot be
+            prepare_folder(output, config, resume, overwrite)
         for line in [line for task in plan.tasks for line in task.notices(learner.processor)]:
             sequence.say(line)
         snapshot = sequence.keeper.find(sequence.say) if resume else None
         if resume and snapshot is None:
             sequence.say(f"no checkpoint in {output} yet: starting from the beginning")
         if main and snapshot is None:
-            (output / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
+            write_text(output / "config.yaml", to_yaml(config))
             write_json(output / "passport.json", make_passport(**described))
         names, cost = [task.name for task in plan.tasks], sequence.result.cost
         told = (sequence.log, accelerator, output, described["config"], names, lambda: int(cost["steps"]))

@@ -63,7 +63,11 @@ class Recipe:
                 ("batch_size", "at least 1", self.batch_size >= 1),
                 ("learning_rate", "above 0 and finite", 0 < self.learning_rate < float("inf")),
                 ("weight_decay", "0 or more", self.weight_decay >= 0),
+                ("betas", "from 0 to below 1", all(0 <= beta < 1 for beta in self.betas)),
+                ("eps", "above 0", self.eps > 0),
+                ("momentum", "from 0 to below 1", 0 <= self.momentum < 1),
                 ("warmup", "a share from 0 to below 1", 0 <= self.warmup < 1),
+                ("factor", "above 0", self.factor > 0),
             )
             if not fits
         ]
@@ -130,3 +134,8 @@ class Task(ABC):
     @abstractmethod
     def metric(self) -> Any:
         """An `evaluate.Metric` that needs no hub; its result has `score`, in percent, and may have more."""
+
+
+def is_class_incremental(tasks: Sequence[Task]) -> bool:
+    """Whether the tasks are parts of one data set that share a head: such a task says how many classes are `known`."""
+    return any(hasattr(task, "known") for task in tasks)

@@ -123,6 +123,15 @@ def test_a_misspelt_command_exits_with_code_2(capsys, argv):
         (["--order", "shapes:5x4", "--set", "model.name=embedded"], "data sets are learned by 'resnet18'"),
         (["--order", "vqa", "--data-root", "nowhere"], "--data-root 'nowhere' is no folder"),
         (["--order", "cifar100:10x10"], "no data root given: CIFAR-100 is"),
+        (["--order", "shapes:5x4", "--method", "lwf", "--set", "model.name=embedded"], "are learned by 'resnet18'"),
+        (["--order", "vqa,vcr", "--set", "model.name=resnet18"], "vision-language tasks need a ViLT"),
+        (["--order", "vqa,vcr", "--set", "model.width=16"], "model.width is an option of resnet18"),
+        (["--order", "vqa,vcr", "--method", "lwf"], "heads of their own cannot answer"),
+        (["--order", "shapes:5x4", "--method", "single"], "class-incremental tasks share one: use 'joint'"),
+        (["--order", "shapes:5x4", "--method", "joint", "--set", "method.x=1"], "key 'method.x' (there are none)"),
+        (["--order", "vqa", "--set", "tasks.vqa.recipe.betas=0.9,1.5"], "recipe.betas must be from 0 to below 1"),
+        (["--order", "vqa", "--single", "nowhere"], "'single' names 'nowhere', which has no scores.json"),
+        (["--resume", "--output", "nowhere"], "nowhere holds no run to go on with"),
         (["--config", "nowhere.yaml"], "no configuration file 'nowhere.yaml'"),
         (["--config", "climbb"], "no configuration file 'climbb'; did you mean 'climb'?"),
     ],
@@ -194,7 +203,15 @@ def test_a_dry_run_prints_a_plan_and_writes_nothing(capsys, tmp_path, somewhere)
     printed = capsys.readouterr().out
     for number in range(5):
         assert f"shapes[{4 * number}-{4 * number + 3}]" in printed
-    for words in ("learning rate", "minutes", "800", "score plain", "M parameters", "GiB", "nothing was written"):
+    for words in (
+        "learning rate",
+        "minutes",
+        "800",
+        "score plain",
+        "M parameters",
+        "GiB for the optimizer",
+        "nothing was written",
+    ):
         assert words in printed
     assert "…" not in printed
     assert list(somewhere.iterdir()) == []

@@ -13,7 +13,6 @@ from report_runs import TASKS, make_scores, write_run
 from mcit.cli import main
 from mcit.commands.report import choose_output
 from mcit.commands.run import finish
-from mcit.reports.runs import read_run
 
 PLENTY = {
     1: [[80.0], [60.0, 90.0], [50.0, 80.0, 70.0], [40.0, 70.0, 60.0, 85.0]],
@@ -154,7 +153,7 @@ def test_what_cannot_be_reported_is_told_in_one_line(tmp_path, capsys):
 
 def test_a_run_ends_with_its_report(tmp_path, no_figures, capsys):
     folder = write_run(tmp_path / "run", make_scores("ewc", PLENTY[1]))
-    finish(SimpleNamespace(output=folder, to_dict=lambda: read_run(folder).scores), "mcit run --order x")
+    finish(folder, "mcit run --order x")
     assert (folder / "report.md").read_text(encoding="utf-8").endswith("    mcit run --order x\n")
     assert (folder / "report.html").is_file()
     printed = capsys.readouterr().out

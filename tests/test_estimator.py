@@ -292,6 +292,9 @@ def test_an_unknown_choice_is_refused_with_the_choices(field):
         {"unit": "batch", "labels": "all"},
         {"update_buffers": True},
         {"update_buffers": True, "unit": "batch"},
+        {"score": "output_norm", "labels": "predicted"},
+        {"score": "log_odds", "reversal": "literal"},
+        {"score": "reversed", "norm": "squared_l2"},
     ],
 )
 def test_options_that_make_no_sense_are_refused(options):

@@ -544,6 +544,11 @@ def test_a_file_for_another_model_is_refused_with_the_first_differences(tmp_path
         Importance.load(path, wide.named_parameters())
 
 
+def test_a_file_that_cannot_be_written_is_named(tmp_path):
+    with pytest.raises(OSError, match=r"nowhere/importance\.safetensors could not be written"):
+        Importance({"weight": torch.ones(2)}).save(tmp_path / "nowhere" / "importance.safetensors")
+
+
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"nothing\.safetensors"):
         Importance.load(tmp_path / "nothing.safetensors")

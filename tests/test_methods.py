@@ -19,6 +19,7 @@ from tiny_run import (
     learn,
     make_points,
     moved,
+    resolve,
     write_world,
 )
 from torch.testing import assert_close
@@ -29,7 +30,6 @@ from mcit.methods.finetune import Finetune
 from mcit.methods.joint import Joint
 from mcit.methods.l2_anchor import L2Anchor
 from mcit.methods.si import Si
-from mcit.methods.single import Single
 
 # soft labels first, then a head with dropout, which draws random numbers; then pairs of images
 ORDER = "vqa,vcr,nlvr2"
@@ -303,9 +303,18 @@ def test_single_learns_every_task_from_the_pretrained_weights(runs):
     assert moved(part(run.state, "encoder."), part(alone.state, "encoder."))
 
 
-def test_single_refuses_tasks_that_share_a_head_before_any_step():
-    with pytest.raises(ConfigError, match="use 'joint'"):
-        begin_points(make_points([2, 2]), Single())
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        ("single", "use 'joint'"),
+        ("adapters", "needs a ViLT"),
+        ("freeze_bottom", "needs a ViLT"),
+        ("freeze_encoder", "needs a pretrained encoder"),
+    ],
+)
+def test_methods_of_the_other_track_are_refused_before_anything_is_built(method, words):
+    with pytest.raises(ConfigError, match=words):
+        resolve(configure(SHAPES, method))
 
 
 def test_joint_learns_all_tasks_at_once(runs):
@@ -372,9 +381,15 @@ def test_replay_refuses_a_buffer_that_cannot_be(runs, options):
         ("si", {"method__damping": 0.0}),
         ("freeze_bottom", {"method__layers": -1}),
         ("adapters", {"method__rank": 0}),
+        ("freeze_bottom", {"method__layers": 2.5}),
+        ("ewc", {"method__decay": 0.5}),
+        ("si", {"method__estimator__cap": 1.0}),
+        ("mas", {"method__estimator__labels": "predicted"}),
+        ("ewc", {"method__estimator__reversal": "literal"}),
+        ("ewc_lo", {"method__estimator__norm": "squared_l2"}),
     ],
 )
-def test_options_that_make_no_sense_are_refused_before_the_run(runs, method, options):
+def test_options_that_make_no_sense_or_no_difference_are_refused_before_the_run(runs, method, options):
     with pytest.raises(ConfigError, match="method"):
         runs(ORDER, method, **options)
 

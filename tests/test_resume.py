@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from mcit.config import CheckpointConfig
 from mcit.registry import method_names
 from mcit.runner.interruption import Interrupted, Interruption
 from mcit.runner.keeper import Keeper
-from mcit.runner.run_folder import FolderError, find_newest, lock_folder
+from mcit.runner.run_folder import FolderError, RunLog, find_newest, lock_folder
 from mcit.training import DivergedError, Trainer
 
 OPTIONS = {
@@ -246,12 +247,15 @@ def test_a_folder_that_holds_a_run_is_not_begun_anew_unless_told_to(stopped, run
     (run / "notes.txt").write_text("mine")
     (run / "importance").mkdir(exist_ok=True)
     (run / "importance" / "09-of-another-run.safetensors").touch()
+    (run / "figures").mkdir()
+    (run / "figures" / "of-another-run.png").touch()
     with pytest.raises(FolderError, match="already holds a run"):
         start(stopped[1], run)
     assert len(list_checkpoints(run / "checkpoints")) == 2
     start(stopped[1], run, overwrite=True)
     assert_same_end(run, stopped[0] / "whole")
     assert (run / "notes.txt").read_text() == "mine"
+    assert not any((run / "figures").iterdir())
 
 
 def test_nothing_to_resume_is_a_run_from_the_beginning(stopped, tmp_path):
@@ -277,6 +281,11 @@ def test_a_full_disk_stops_the_run_which_goes_on_when_there_is_room(stopped, tmp
     assert list_checkpoints(tmp_path / "run" / "checkpoints")
     start(stopped[1], tmp_path / "run", resume=True)
     assert_same_end(tmp_path / "run", stopped[0] / "whole")
+
+
+def test_a_log_on_a_full_disk_says_how_to_go_on():
+    with pytest.raises(FolderError, match=r"/dev/full could not be written: No space left .* go on with --resume"):
+        RunLog(Path("/dev/full"))({"event": "step"})
 
 
 def test_an_output_that_cannot_be_made_is_refused(stopped, tmp_path):

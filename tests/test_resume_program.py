@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +19,8 @@ from tiny_run import configure, write_world
 from mcit.cli import main
 from mcit.commands import run as command
 from mcit.config import to_dict, to_yaml
-from mcit.runner.run_folder import FILES, FolderError, find_newest, find_resumable, list_numbered
+from mcit.runner.interruption import explain_resumption
+from mcit.runner.run_folder import FILES, FolderError, find_newest, find_resumable, list_numbered, read_command
 from mcit.training import Trainer
 
 SHAPES = {"tasks__shapes__classes": 2, "tasks__shapes__recipe__batch_size": 32, "model__channels_last": False}
@@ -117,8 +119,46 @@ def test_resume_and_overwrite_exclude_each_other(runs, capsys):
 def test_an_interruption_before_anything_was_saved_is_said(runs, somewhere, monkeypatch, capsys):
     monkeypatch.setattr("mcit.sequence.build_learner", lambda plan: signal.raise_signal(signal.SIGTERM))
     start(runs, "shapes", "--output", "early", code=75)
-    assert "mcit: interrupted, before anything was saved" in capsys.readouterr().err
+    message = capsys.readouterr().err
+    assert "mcit: interrupted, before anything was saved\nto go on: the same command again" in message
     monkeypatch.undo()
+    assert main(["run", "--resume", "--output", "early"]) == 2
+    assert "early holds no run to go on with; give the --order of a new one" in capsys.readouterr().err
+
+
+def test_several_processes_are_told_to_be_launched_again(tmp_path):
+    (tmp_path / "config.yaml").write_text("")
+    assert f"launch 2 processes as before, with --resume --output {tmp_path}" in explain_resumption(tmp_path, 2)
+
+
+def test_a_report_that_was_cut_off_is_written_by_resume(runs, somewhere, monkeypatch, capsys):
+    def cut(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("mcit.reports.report.write_html", cut)
+    start(runs, "shapes", "--output", "mine", code=130)
+    monkeypatch.undo()
+    monkeypatch.chdir(somewhere)
+    assert not Path("mine/report.html").exists()
+    assert main(["run", "--resume", "--output", "mine"]) == 0
+    assert "mine is finished, but for its report" in capsys.readouterr().out
+    assert Path("mine/report.html").is_file()
+
+
+@pytest.mark.parametrize("begun", [["mcit", "run"], ["run_sequence.py"]])
+def test_the_report_of_a_resumed_run_names_the_command_that_it_was_begun_with(tmp_path, begun):
+    assert read_command(tmp_path, "mcit run --resume") == "mcit run --resume"
+    (tmp_path / "passport.json").write_text(json.dumps({"command": [*begun, "--order", "shapes:5x4"]}))
+    assert read_command(tmp_path, "mcit run --resume") == "mcit run --order shapes:5x4"
+
+
+def test_a_run_is_not_given_up_for_one_that_cannot_be(runs, somewhere, capsys):
+    shutil.copytree(runs / "shapes", "mine")
+    before = Path("mine/scores.json").read_bytes()
+    for wrong in (["--single", "nowhere"], ["--stage-cache", "mine/scores.json"], ["--method", "single"]):
+        start(runs, "shapes", "--output", "mine", "--overwrite", *wrong, code=2)
+    assert Path("mine/scores.json").read_bytes() == before
+    assert find_newest(Path("mine")) is not None
 
 
 # Which run it is

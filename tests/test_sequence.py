@@ -239,6 +239,10 @@ def test_a_task_has_its_options_however_its_name_is_spelled():
 
 
 def test_options_of_a_method_s_own_come_on_top_of_those_by_name():
-    data = {"order": SHAPES, "tasks": {"shapes": {"classes": 6}}, "methods": {"ewc": {"strength": 5, "decay": 0.5}}}
-    plan = resolve(parse(RunConfig, {**data, "method": {"name": "ewc", "strength": 7}}))
+    data = {
+        "order": SHAPES,
+        "tasks": {"shapes": {"classes": 6}},
+        "methods": {"online_ewc": {"strength": 5, "decay": 0.5}},
+    }
+    plan = resolve(parse(RunConfig, {**data, "method": {"name": "online_ewc", "strength": 7}}))
     assert (plan.method.strength, plan.method.decay) == (7, 0.5)

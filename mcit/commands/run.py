@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,7 @@ from mcit.config import ConfigError, RunConfig, layer, override, parse, read_yam
 HELP = "learn a sequence of tasks and print its forgetting-transfer table"
 CONFIGS = "configs"
 WRITTEN = ("scores.json", "report.md", "report.html", "config.yaml", "passport.json", "log.jsonl")
+LAST = "report.html"  # what a run writes at the very end
 VISION_LANGUAGE = ("vqa", "nlvr2", "snli-ve", "snli_ve", "vcr")
 FLAVOURS = ("release", "exact")  # files in configs/flavours/; class-incremental orders have the first unless told
 
@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     from mcit import sequence
     from mcit.parallel.launch import find_missing, join_processes
     from mcit.runner import dry_run
-    from mcit.runner.interruption import CODE, Interrupted, Interruption
+    from mcit.runner.interruption import CODE, Interrupted, Interruption, explain_resumption
 
     if arguments.resume:
         find_config_of_run(arguments)
@@ -79,11 +79,11 @@ def run(arguments: argparse.Namespace) -> int:
     output, resume = share(place)
     if resume and is_finished(output):
         if main_process:
-            show_finished(output)
+            show_finished(output, arguments.given)
         return 0
     try:
         with Interruption().listening() as interruption:
-            result = sequence.run(
+            sequence.run(
                 plan,
                 output,
                 progress=not arguments.quiet,
@@ -94,10 +94,10 @@ def run(arguments: argparse.Namespace) -> int:
             )
     except Interrupted:
         if main_process:
-            tell_how_to_resume(output)
+            print(explain_resumption(output, processes.num_processes), file=sys.stderr)
         return CODE
     if main_process:
-        finish(result, read_command(output, arguments.given) if resume else arguments.given)
+        finish(output, read_command(output, arguments.given) if resume else arguments.given)
     return 0
 
 
@@ -123,6 +123,10 @@ def prepare(config: RunConfig, say: Callable[[str], None] = say) -> Any:
         plan = sequence.resolve(config)
     except ConfigError as error:
         problems += error.problems
+    try:
+        sequence.read_single(config.single)
+    except ConfigError as error:
+        problems += error.problems
     if problems:
         raise ConfigError(problems)
     if plan.embedded:
@@ -136,35 +140,35 @@ def prepare(config: RunConfig, say: Callable[[str], None] = say) -> Any:
     return plan
 
 
-def finish(result: Any, command: str) -> None:
+def finish(output: Path, command: str) -> None:
     """Write the report, which names the command that made it, and print its table."""
     from mcit.reports.report import write_report
     from mcit.reports.runs import read_run
-    from mcit.reports.tables import print_table
     from mcit.runner.run_folder import IMPORTANCE
 
-    write_report([read_run(result.output)], result.output, command)
-    print_table(result.to_dict())
-    folders = [f"{name}/" for name in ("tables", "figures", IMPORTANCE) if (result.output / name).is_dir()]
-    print(f"written to {result.output}: {', '.join([*WRITTEN, *folders])}")
+    write_report([read_run(output)], output, command)
+    show_table(output)
+    folders = [f"{name}/" for name in ("tables", "figures", IMPORTANCE) if (output / name).is_dir()]
+    print(f"written to {output}: {', '.join([*WRITTEN, *folders])}")
 
 
-def show_finished(output: Path) -> None:
-    """Print the table of a run that has nothing left to do."""
+def show_finished(output: Path, command: str) -> None:
+    """Print the table of a run that has nothing left to learn; its report too may have been cut off."""
+    from mcit.runner.run_folder import read_command
+
+    if (output / LAST).is_file():
+        print(f"{output} is finished; nothing is left to do")
+        show_table(output)
+    else:
+        print(f"{output} is finished, but for its report")
+        finish(output, read_command(output, command))
+
+
+def show_table(output: Path) -> None:
+    """Print the scores of a run."""
     from mcit.reports.tables import print_table
 
-    print(f"{output} is finished; nothing is left to do")
     print_table(json.loads((output / "scores.json").read_text(encoding="utf-8")))
-
-
-def tell_how_to_resume(output: Path) -> None:
-    """What a run that was asked to stop has saved, and the command that goes on with it."""
-    from mcit.runner.run_folder import find_newest
-
-    newest = find_newest(output)
-    saved = f"saved as {newest}" if newest else "before anything was saved"
-    print(f"mcit: interrupted, {saved}", file=sys.stderr)
-    print(f"to go on: mcit run --resume --output {shlex.quote(str(output))}", file=sys.stderr)
 
 
 def find_config_of_run(arguments: argparse.Namespace) -> None:
@@ -173,7 +177,9 @@ def find_config_of_run(arguments: argparse.Namespace) -> None:
         raise ConfigError(["--resume goes on with a run and --overwrite gives it up; say one of them"])
     if arguments.output and not arguments.order and not arguments.config:
         written = Path(arguments.output) / "config.yaml"
-        arguments.config = str(written) if written.is_file() else None
+        if not written.is_file():
+            raise ConfigError([f"{arguments.output} holds no run to go on with; give the --order of a new one"])
+        arguments.config = str(written)
 
 
 def read_config(arguments: argparse.Namespace) -> RunConfig:

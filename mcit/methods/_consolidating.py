@@ -41,6 +41,8 @@ class Consolidating(Method):
             problems.append(f"method.strength must be a number from 0, found {self.strength:g}")
         if not 0 <= self.decay <= 1:
             problems.append(f"method.decay must lie between 0 and 1, found {self.decay:g}")
+        if self.merge != "online" and self.decay not in (1.0, type(self).decay):
+            problems.append(f"method.decay belongs to merge 'online', found merge {self.merge!r}: leave it out")
         if problems:
             raise ConfigError(problems)
 
@@ -107,8 +109,18 @@ class Consolidating(Method):
         return None if stage.index else {}  # nothing is held yet
 
     def describe(self) -> str:
-        rule = f"merge {self.merge}" + (f" (decay {self.decay:g})" if self.merge == "online" else "")
-        return f"{self.estimator.describe()}; strength {self.strength:g}, {rule}, {self.penalty} penalty"
+        return (
+            f"{self.estimator.describe()}; strength {self.strength:g}, {self.describe_merge()}, {self.penalty} penalty"
+        )
+
+    def describe_merge(self) -> str:
+        """How the importance of one task meets that of those before."""
+        return f"merge {self.merge}" + (f" (decay {self.decay:g})" if self.merge == "online" else "")
+
+    def describe_other_merge(self) -> str:
+        """The same where it is not the method's own, which its name stands for."""
+        usual = (self.merge, self.decay) == (type(self).merge, type(self).decay)
+        return "" if usual else f"{self.describe_merge()}, "
 
     def bytes_held(self) -> int:
         return self.manager.bytes_held() if self.manager else 0

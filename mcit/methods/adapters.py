@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import peft
@@ -10,7 +11,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 
 from mcit.config import ConfigError
 from mcit.method import Method, Stage
-from mcit.task import Task
+from mcit.task import Task, is_class_incremental
 
 
 @dataclass
@@ -27,10 +28,13 @@ class Adapters(Method):
         if self.rank < 1:
             raise ConfigError([f"method.rank must be a number from 1, found {self.rank}"])
 
+    def find_problems(self, tasks: Sequence[Task]) -> list[str]:
+        if not is_class_incremental(tasks):
+            return []
+        return ["method 'adapters' needs a ViLT, whose linear layers have adapters beside them"]
+
     def begin_task(self, stage: Stage) -> None:
-        vilt = getattr(stage.learner.encoder, "vilt", None)
-        if vilt is None:
-            raise ConfigError(["method 'adapters' needs a ViLT; low-rank adapters sit beside its linear layers"])
+        vilt = stage.learner.encoder.vilt
         vilt.requires_grad_(False)
         config = peft.LoraConfig(r=self.rank, lora_alpha=self.alpha, target_modules=list(self.targets))
         with warnings.catch_warnings():

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mcit.config import ConfigError
 from mcit.method import Method, Stage
+from mcit.task import Task, is_class_incremental
 
 
 @dataclass
@@ -17,13 +19,16 @@ class FreezeBottom(Method):
     layers: float = 0.75
 
     def __post_init__(self) -> None:
-        if not self.layers > 0:
-            raise ConfigError([f"method.layers must be above 0, found {self.layers:g}"])
+        if not self.layers > 0 or (self.layers > 1 and not self.layers.is_integer()):
+            raise ConfigError([f"method.layers must be a share between 0 and 1 or a count, found {self.layers:g}"])
+
+    def find_problems(self, tasks: Sequence[Task]) -> list[str]:
+        if not is_class_incremental(tasks):
+            return []
+        return ["method 'freeze_bottom' needs a ViLT, whose layers are counted from the bottom"]
 
     def begin_task(self, stage: Stage) -> None:
-        vilt = getattr(stage.learner.encoder, "vilt", None)
-        if vilt is None:
-            raise ConfigError(["method 'freeze_bottom' needs a ViLT, whose layers are counted from the bottom"])
+        vilt = stage.learner.encoder.vilt
         layers = vilt.encoder.layer
         count = round(self.layers * len(layers)) if self.layers < 1 else int(self.layers)
         if count > len(layers):

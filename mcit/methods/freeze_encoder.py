@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mcit.config import ConfigError
 from mcit.method import Method, Stage
+from mcit.task import Task, is_class_incremental
 
 
 @dataclass
@@ -15,9 +16,12 @@ class FreezeEncoder(Method):
     name = "freeze_encoder"
     looks_ahead = False
 
+    def find_problems(self, tasks: Sequence[Task]) -> list[str]:
+        if not is_class_incremental(tasks):
+            return []
+        return ["method 'freeze_encoder' needs a pretrained encoder; that of class-incremental tasks starts at random"]
+
     def begin_task(self, stage: Stage) -> None:
-        if stage.learner.processor is None:
-            raise ConfigError(["method 'freeze_encoder' needs a pretrained encoder; this one starts at random"])
         stage.learner.encoder.requires_grad_(False)
 
     def describe(self) -> str:

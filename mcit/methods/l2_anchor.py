@@ -25,4 +25,5 @@ class L2Anchor(Consolidating):
         return constant_importance(stage, "importance 1 for every weight (control)")
 
     def describe(self) -> str:
-        return f"importance 1 for every weight (control); strength {self.strength:g}, {self.penalty} penalty"
+        held = f"strength {self.strength:g}, {self.describe_other_merge()}{self.penalty} penalty"
+        return f"importance 1 for every weight (control); {held}"

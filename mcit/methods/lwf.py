@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from mcit.config import ConfigError
 from mcit.method import Method, Stage
-from mcit.task import Batch
+from mcit.task import Batch, Task, is_class_incremental
 
 
 @dataclass
@@ -41,8 +41,15 @@ class Lwf(Method):
         if problems:
             raise ConfigError(problems)
 
+    def find_problems(self, tasks: Sequence[Task]) -> list[str]:
+        if is_class_incremental(tasks):
+            return []
+        return [
+            "method 'lwf' asks the old classes of one head that widens, as class-incremental tasks have it; tasks with "
+            "heads of their own cannot answer for each other's inputs"
+        ]
+
     def begin_task(self, stage: Stage) -> None:
-        _refuse_own_heads(stage)
         self.index, self.old = stage.index, None
         if stage.index:
             self.old = _freeze_copy(stage.learner)
@@ -91,16 +98,3 @@ def _freeze_copy(learner: nn.Module) -> nn.Module:
     """The learner as it is now; the processor, which has no weights, is shared."""
     memo = {id(learner.processor): learner.processor}
     return copy.deepcopy(learner, memo).requires_grad_(False).eval()
-
-
-def _refuse_own_heads(stage: Stage) -> None:
-    """What a task's inputs become in another task's head is undefined where heads look at other views."""
-    own = [task for task in stage.tasks if not hasattr(task, "known")]
-    if own:
-        listed = ", ".join(f"{task.name} {task.head.views}" for task in own)
-        raise ConfigError(
-            [
-                "method 'lwf' asks the old classes of one head that widens, as class-incremental tasks have it; "
-                f"tasks with heads of their own cannot answer for each other's inputs (views: {listed})"
-            ]
-        )

@@ -72,5 +72,5 @@ class Si(Consolidating):
     def describe(self) -> str:
         return (
             f"path integral of the task gradient (SI): damping {self.damping:g}; negative parts clipped; "
-            f"strength {self.strength:g}, {self.penalty} penalty"
+            f"strength {self.strength:g}, {self.describe_other_merge()}{self.penalty} penalty"
         )

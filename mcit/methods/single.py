@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
-from mcit.config import ConfigError
 from mcit.method import Method, Stage
-from mcit.task import Task
+from mcit.task import Task, is_class_incremental
 
 
 @dataclass
@@ -22,9 +21,12 @@ class Single(Method):
     pretrained: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False)
     encoders: dict[int, dict[str, Tensor]] = field(default_factory=dict, init=False, repr=False)
 
+    def find_problems(self, tasks: Sequence[Task]) -> list[str]:
+        if not is_class_incremental(tasks):
+            return []
+        return ["method 'single' needs a head per task; class-incremental tasks share one: use 'joint'"]
+
     def begin_task(self, stage: Stage) -> None:
-        if len({task.head.name for task in stage.tasks}) < len(stage.tasks):
-            raise ConfigError(["method 'single' needs a head per task; class-incremental tasks share one: use 'joint'"])
         encoder = stage.learner.encoder
         if not self.pretrained:
             self.pretrained = _copy(encoder.state_dict())

@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
+
+from mcit.runner.run_folder import find_newest
 
 CODE = 75  # what a program returns that was asked to stop and can be resumed: EX_TEMPFAIL of sysexits.h
 
 
 class Interrupted(RuntimeError):
     """The run was asked to stop; what was saved by then is on disk."""
+
+
+def explain_resumption(output: Path, processes: int) -> str:
+    """What a run that was asked to stop has saved, and the command that goes on with it."""
+    newest, options = find_newest(output), f"--resume --output {shlex.quote(str(output))}"
+    if not (output / "config.yaml").is_file():
+        how = "the same command again"
+    elif processes > 1:
+        how = f"launch {processes} processes as before, with {options}"
+    else:
+        how = f"mcit run {options}"
+    return f"mcit: interrupted, {f'saved as {newest}' if newest else 'before anything was saved'}\nto go on: {how}"
 
 
 class Interruption:

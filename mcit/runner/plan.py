@@ -11,12 +11,12 @@ from typing import Any
 from torch import nn
 
 from mcit import models
-from mcit.config import ConfigError, RunConfig, layer, parse, to_dict
+from mcit.config import ConfigError, ModelConfig, RunConfig, layer, parse, to_dict
 from mcit.data.annotated import AnnotatedTask
 from mcit.data.class_incremental import ClassIncrementalTask
 from mcit.method import Method
 from mcit.registry import UnknownName, find_method, find_task
-from mcit.task import DataError, Task
+from mcit.task import DataError, Task, is_class_incremental
 
 
 @dataclass(frozen=True)
@@ -56,10 +56,12 @@ def resolve(config: RunConfig, embedded_root: Path | None = None) -> Plan:
         problems.append(str(error))
     except ConfigError as error:
         problems += error.problems
-    problems += _check_order(tasks) + _check_model(config.model.name, tasks)
+    problems += _check_order(tasks) + _check_model(config.model, tasks)
+    if not problems:
+        problems = method.find_problems(tasks)
     if problems:
         raise ConfigError(problems)
-    track = "efcil" if hasattr(tasks[0], "known") else "mcit"
+    track = "efcil" if is_class_incremental(tasks) else "mcit"
     own = all(task.root in (None, embedded_root) for task in tasks)  # a task may have been given a root of its own
     embedded = track == "mcit" and config.data_root is None and own
     return Plan(_choose_model(config, tasks, track), tasks, method, track, embedded)
@@ -118,20 +120,28 @@ def _check_order(tasks: Sequence[Task]) -> list[str]:
     twice = sorted(name for name, count in Counter(task.name for task in tasks).items() if count > 1)
     if twice:
         problems.append(f"tasks given twice in the order: {', '.join(twice)}")
-    if len({hasattr(task, "known") for task in tasks}) > 1:
+    if len({is_class_incremental([task]) for task in tasks}) > 1:
         problems.append("vision-language tasks and class-incremental data sets cannot be mixed in one order")
-    if len({task.dataset for task in tasks if hasattr(task, "known")}) > 1:
+    if len({task.dataset for task in tasks if is_class_incremental([task])}) > 1:
         problems.append("an order can hold one class-incremental data set")
     return problems
 
 
-def _check_model(name: str, tasks: Sequence[Task]) -> list[str]:
-    """Whether the network reads what mcit's own tasks show; of others it is for their authors to know."""
-    if name == "resnet18" and any(isinstance(task, AnnotatedTask) for task in tasks):
-        return ["model.name is 'resnet18', which reads no text: vision-language tasks need 'embedded' or another ViLT"]
-    if name not in ("auto", "resnet18") and any(isinstance(task, ClassIncrementalTask) for task in tasks):
-        return [f"model.name is {name!r}, and class-incremental data sets are learned by 'resnet18'"]
-    return []
+def _check_model(model: ModelConfig, tasks: Sequence[Task]) -> list[str]:
+    """A network that cannot read what mcit's own tasks show, and options that it would ignore; of other tasks it is for
+    their authors to know."""
+    if any(isinstance(task, ClassIncrementalTask) for task in tasks):
+        fits = model.name in ("auto", "resnet18")
+        return (
+            [] if fits else [f"model.name is {model.name!r}, and class-incremental data sets are learned by 'resnet18'"]
+        )
+    problems = []
+    if any(isinstance(task, AnnotatedTask) for task in tasks):
+        if model.name == "resnet18":
+            problems.append("model.name is 'resnet18', which reads no text: vision-language tasks need a ViLT")
+        if model.width is not None:
+            problems.append("model.width is an option of resnet18; a ViLT is as wide as its weights are")
+    return problems
 
 
 def _choose_model(config: RunConfig, tasks: Sequence[Task], track: str) -> RunConfig:

@@ -19,6 +19,11 @@ from mcit.passport import write_json
 
 CHECKPOINTS, LOG, LOCK = "checkpoints", "log.jsonl", ".lock"
 IMPORTANCE = "importance"  # holds a file for every task that importance was measured for
+INSIDE = {  # what else a run writes, by folder
+    IMPORTANCE: ("safetensors", "safetensors.tmp"),
+    "tables": ("md", "tex", "csv"),
+    "figures": ("svg", "png", "pdf"),
+}
 FILES = ("scores.json", "report.md", "report.html", "config.yaml", "passport.json", LOG)
 # What may differ between a run and its continuation: where it is, how often it is saved, and who is told.
 FREE = ("output", "checkpoint", "tracker")
@@ -38,9 +43,16 @@ class RunLog:
     def __call__(self, entry: Mapping[str, Any]) -> None:
         if self.listener is not None:
             self.listener(entry)
-        if self.path is not None:
+        if self.path is None:
+            return
+        try:
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"time": round(time.time(), 3), **entry}, ensure_ascii=False) + "\n")
+        except OSError as error:
+            raise FolderError(
+                f"{self.path} could not be written: {error.strerror}. What was saved before is as it was; make room or "
+                "mend the folder, and go on with --resume"
+            ) from error
 
     def size(self) -> int:
         """Bytes written so far."""
@@ -69,7 +81,9 @@ def read_command(folder: Path, otherwise: str) -> str:
     path = folder / "passport.json"
     if not path.is_file():
         return otherwise
-    return shlex.join(json.loads(path.read_text(encoding="utf-8"))["command"])
+    program, *options = json.loads(path.read_text(encoding="utf-8"))["command"]
+    # scripts/run_sequence.py is `mcit run`, and reports name it so
+    return shlex.join(["mcit", "run", *options] if program == "run_sequence.py" else [program, *options])
 
 
 @contextmanager
@@ -184,8 +198,9 @@ def clear_folder(folder: Path) -> None:
     """Remove an earlier run: the scores of one must not lie beside the passport of another."""
     for name in FILES:
         (folder / name).unlink(missing_ok=True)
-    for file in (folder / IMPORTANCE).glob("*.safetensors"):
-        file.unlink()
+    for name, endings in INSIDE.items():
+        for file in [file for ending in endings for file in (folder / name).glob(f"*.{ending}")]:
+            file.unlink()
     remove_checkpoints(folder / CHECKPOINTS)
 
 
