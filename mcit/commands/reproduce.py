@@ -117,7 +117,7 @@ def make_table(ledger: Any, cells: Sequence[Any]) -> Any:
         for metric in ledger.metrics:
             figure, found, verdict = cell.figures[metric], cell.measured(metric), cell.judge(metric, ledger.tolerance)
             counts[verdict] += 1
-            difference = "" if found is None or figure is None else f"{found - figure:+.2f}"
+            difference = "" if found is None or figure is None else f"{round(found - figure, 2) + 0.0:+.2f}"
             shown = ["–" if figure is None else f"{figure:.2f}", "not run" if found is None else f"{found:.2f}"]
             runs = f"{len(cell.runs)} of {len(cell.jobs)}"
             rows.append([cell.setting, cell.method, metric, *shown, difference, runs, SIGNS[verdict]])

@@ -131,10 +131,9 @@ def _check_model(model: ModelConfig, tasks: Sequence[Task]) -> list[str]:
     """A network that cannot read what mcit's own tasks show, and options that it would ignore; of other tasks it is for
     their authors to know."""
     if any(isinstance(task, ClassIncrementalTask) for task in tasks):
-        fits = model.name in ("auto", "resnet18")
-        return (
-            [] if fits else [f"model.name is {model.name!r}, and class-incremental data sets are learned by 'resnet18'"]
-        )
+        if model.name not in ("auto", "resnet18"):
+            return [f"model.name is {model.name!r}, and class-incremental data sets are learned by 'resnet18'"]
+        return []
     problems = []
     if any(isinstance(task, AnnotatedTask) for task in tasks):
         if model.name == "resnet18":
