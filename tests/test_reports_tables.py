@@ -242,7 +242,7 @@ def test_splits_side_by_side_by_hand():
     comparison, splits, *_ = make_tables(group_runs(runs))
     assert comparison.name == "comparison-x-4-1x2"
     scored = ["method", "n", "A_last", "A_avg", "A_new", "A_old"]
-    assert comparison.header == [*scored, "stiffness, first", "last", "capped %"]
+    assert comparison.header == [*scored, "stiffness, first", "stiffness, last", "capped %"]
     assert comparison.rows == [
         ["chance", "", "16.67", "20.83", "", "", "", "", ""],
         ["ewc", "1", "50.00", "65.00", "55.00", "60.00", "0.5", "25", "12.50"],

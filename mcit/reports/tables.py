@@ -97,7 +97,7 @@ def compare_on_split(groups: Sequence[Group], name: str, title: str) -> Table:
         rows.append([group.variant, str(len(group.runs)), *cells.format_averages(group), cells.format_old(group)])
     scored = len(header)
     if any(run.scores.get("stiffness") for group in groups for run in group.runs):
-        header += ["stiffness, first", "last", "capped %"]
+        header += ["stiffness, first", "stiffness, last", "capped %"]
         rows = [[*row, *cells.format_stiffness(group)] for row, group in zip(rows, groups, strict=True)]
     split, chance = find_split(groups[0].tasks), cells.find_chance(groups)
     guess = None if chance is None else cells.average_chance(chance, split)

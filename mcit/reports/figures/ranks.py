@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 
 from matplotlib.axes import Axes
@@ -77,7 +78,7 @@ def _draw_scale(axes: Axes, low: int, high: int, cd: float) -> None:
 
 
 def _draw_name(axes: Axes, name: str, rank: float, y: float, edge: float, left: bool) -> None:
-    look = look_up(name.partition(",")[0])
+    look = look_up(re.split(r"[@\[(,\s]", name)[0])  # `ewc@300` and `ewc[cap=1]` look as `ewc` does
     axes.plot([rank, rank, edge], [0, y, y], color=look.colour, linewidth=0.8)
     axes.plot([rank], [0], marker=look.marker, color=look.colour, clip_on=False)
     axes.annotate(
