@@ -249,11 +249,28 @@ def test_splits_side_by_side_by_hand():
         ["mas", "1", "40.00", "60.00", "80.00", "20.00", "–", "–", "–"],
     ]
     assert comparison.best == {(1, 2), (1, 3), (2, 4), (1, 5)}  # what is kept was bought with what is learned
-    assert "big start, 4 of 6 classes, then 1 tasks." in comparison.notes
+    assert "big start, 4 of 6 classes, then 1 task." in comparison.notes
     assert splits.header == ["method", "4+1x2 A_last", "4+1x2 A_avg", "3+1x3 A_last", "3+1x3 A_avg"]
-    assert splits.rows == [["ewc", "50.00", "65.00", "50.00", "65.00"], ["mas", "40.00", "60.00", "", ""]]
-    assert splits.best == {(0, 1), (0, 2)}
+    assert splits.rows == [
+        ["chance", "16.67", "20.83", "16.67", "25.00"],
+        ["ewc", "50.00", "65.00", "50.00", "65.00"],
+        ["mas", "40.00", "60.00", "", ""],
+    ]
+    assert splits.best == {(1, 1), (1, 2)}
+    assert "ewc: ewc, as estimated." in splits.notes
     assert "3+1x3: equal split, 6 classes in 2 tasks." in splits.notes
+
+
+def test_a_row_of_splits_says_where_it_is_not_the_same_method():
+    runs = [
+        split_run("ewc", (4, 2), [[80.0], [60.0, 30.0]], (80.0, 50.0)),
+        split_run("ewc", (3, 3), [[80.0], [40.0, 60.0]], (80.0, 50.0)),
+    ]
+    runs[1].scores["estimator"] = "strength 9"
+    begun = split_run("mas", (3, 3), [[80.0]], (80.0,))
+    splits = next(table for table in make_tables(group_runs([*runs, begun])) if table.name == "splits-x")
+    assert [row[0] for row in splits.rows] == ["chance", "ewc"]  # what is not complete has no average to show
+    assert "ewc is not the same in all: 4+1x2: ewc, as estimated; 3+1x3: strength 9." in splits.notes
 
 
 # --- forms

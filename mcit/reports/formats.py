@@ -77,8 +77,8 @@ def format_csv(table: Table) -> str:
 
 
 def print_tables(tables: Sequence[Table], console: Console | None = None) -> None:
-    """The tables on the terminal, the best in bold, their notes underneath."""
-    console = console or Console(highlight=False)
+    """The tables on the terminal, the best in bold, their notes underneath; what several have to say is said once."""
+    console, told = console or Console(highlight=False), set()
     for table in tables:
         console.print(Text(table.title, style="italic"), soft_wrap=True)  # as a title rich would fold it
         grid = Grid()
@@ -89,7 +89,9 @@ def print_tables(tables: Sequence[Table], console: Console | None = None) -> Non
             grid.add_row(*cells, style="dim" if row[0] == CHANCE else None)
         print_whole(grid, console)
         for note in table.notes:
-            console.print(Text(note), soft_wrap=True)
+            if note not in told:
+                console.print(Text(note), soft_wrap=True)
+        told.update(table.notes)
         console.print()
 
 
