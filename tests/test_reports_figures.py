@@ -331,6 +331,14 @@ def test_the_diagram_has_a_mark_at_every_rank():
     check_readable(figure)
 
 
+@pytest.mark.parametrize("cd", [0.4, 1.9, 5.33])
+def test_the_critical_difference_is_told_whatever_its_size(cd):
+    figure = draw_critical_difference(["ewc", "mas", "a method with a long name"], [1.0, 2.2, 2.8], cd)
+    check_readable(figure)
+    (told,) = [text.get_text() for text in figure.axes[0].texts if "critical" in text.get_text()]
+    assert told == f"critical difference {cd:.2f}{', beyond the scale' if cd > 2 else ''}"
+
+
 def test_variants_stand_in_the_diagram_as_their_method_does():
     (axes,) = draw_critical_difference(["ewc@300", "mas[cap=1]"], [1.0, 2.0], 0.5).figure.axes
     marked = [line.get_color() for line in axes.lines if line.get_marker() not in ("None", "")]

@@ -85,10 +85,11 @@ def draw_cost(setting: Setting) -> Drawing | None:
     versus = f"beyond finetune's {floor:.0f} s" if base else "in total (there is no run of finetune to compare with)"
     spread_told = " ± standard deviation" if any(time.deviation is not None for time in times) else ""
     seeds = describe_seeds([*series, *([base] if base else [])])
+    busy = " Below 0, the machine was busier when finetune ran." if base and min(t.mean for t in times) < 0 else ""
     caption = (
         f"Left: seconds of fitting and of measuring importance {versus}; right: memory that the method holds between "
-        f"tasks; mean{spread_told}, {seeds}. Seconds are wall-clock time, whatever else the machine was doing.{note}"
-        f"{describe_unfinished(setting.series)}"
+        f"tasks; mean{spread_told}, {seeds}. Seconds are wall-clock time, whatever else the machine was doing."
+        f"{busy}{note}{describe_unfinished(setting.series)}"
     )
     return Drawing("cost", title, caption, figure)
 
