@@ -452,6 +452,8 @@ def test_a_complete_sweep_is_reported_and_nothing_is_run(tmp_path, capsys):
     last = statistics.mean([(60 + seed + 50) / 2 for seed in (1, 2)])
     assert f"{last:.2f}" in summary
     assert "mcit sweep --order" in summary
+    summary = (output / "summary.md").read_text(encoding="utf-8")
+    assert f"- selection: {describe_rule(2)}." in summary  # who reads the table reads how it was picked
     record = json.loads((output / "selection.json").read_text(encoding="utf-8"))
     assert record["choices"][0]["strength"] == 10.0
     assert record["seeds_reported"] == [1, 2]
