@@ -42,11 +42,15 @@ def write_summary(
     tables += [tabulate_stiffness(groups)] if matched else []
     text = [f"## {table.title}\n\n{format_markdown_table(table)}" for table in tables]
     chosen = ["## How strengths were picked", "", *(f"- {line}" for line in picked), ""] if picked else []
+    missing = list(dict.fromkeys(job.name for job in [*jobs, *candidates] if job.folder not in done))
+    left_out = f"Left out, for they are not complete: {', '.join(missing)}.\n" if missing else ""
+    text += [left_out] if left_out else []
     lines = ["# Sweep", "", *text, *chosen, "Made by:", "", f"    {command}", ""]
     (output / "summary.md").write_text("\n".join(lines), encoding="utf-8")
     print_tables(tables)
     for warning in report.warnings:
         print(f"before comparing: {warning}")
+    print(left_out, end="")
     print(f"written to {output}: summary.md, report/report.html, report/figures/")
 
 
