@@ -27,8 +27,23 @@ from mcit.models.learner import Learner
 from mcit.models.resnet import build_resnet
 from mcit.models.vilt import ViltEncoder
 from mcit.reports.classifier import SCORES, view_classifier
-from mcit.reports.explorer import BINS, Source, classifier_importance, compare, read_sources, summarise
-from mcit.reports.explorer_tables import tabulate_classes, tabulate_layers, tabulate_overlap, tabulate_sources
+from mcit.reports.explorer import (
+    BINS,
+    Source,
+    add_up,
+    classifier_importance,
+    compare,
+    read_sources,
+    summarise,
+    weigh_layers,
+)
+from mcit.reports.explorer_tables import (
+    tabulate_classes,
+    tabulate_layers,
+    tabulate_overlap,
+    tabulate_parts,
+    tabulate_sources,
+)
 from mcit.reports.figures.importance import (
     draw_classes,
     draw_histogram,
@@ -249,7 +264,7 @@ def test_shares_by_layer_and_part_add_up():
         ("head classes", 2, 0, 0),
     ]
     assert [summary.share(layer) for layer in summary.layers] == pytest.approx([40, 40, 20], rel=1e-4)
-    assert summary.parts()["stage 1"] == pytest.approx((40, 300 / 7), rel=1e-4)
+    assert summary.parts() == pytest.approx({"stem": 40, "stage 1": 40, "head": 20}, rel=1e-4)
     assert summary.share_of("zero") == pytest.approx(200 / 7)
     assert summary.share_of("near_zero") == pytest.approx(300 / 7)  # at most a thousandth of the mean, 10/7
     assert summary.share_of("capped") == pytest.approx(200 / 7)
@@ -388,6 +403,27 @@ def test_two_files_of_one_name_are_refused(tmp_path):
         read_sources([tmp_path / "a" / "vqa.safetensors", tmp_path / "b" / "vqa.safetensors"])
 
 
+def test_tasks_of_several_runs_are_told_apart_by_the_runs(tmp_path):
+    for run in ("ewc", "ewc_dr"):
+        for number, task in enumerate(("vqa", "nlvr2"), start=1):
+            save_importance(tmp_path / run / "importance" / f"{number:02d}-{task}.safetensors", number)
+    found = read_sources([tmp_path / "ewc", tmp_path / "ewc_dr"])
+    assert [source.label for source in found] == ["ewc vqa", "ewc nlvr2", "ewc_dr vqa", "ewc_dr nlvr2"]
+    assert [source.label for source in read_sources([tmp_path / "ewc"])] == ["vqa", "nlvr2"]
+
+
+def test_weights_are_counted_with_a_head_as_large_as_it_became():
+    body = torch.ones(6)
+    small = summarise(Source("a", {"encoder.stem.0.weight": body, "heads.classes.layers.0.weight": body[:2]}, ""))
+    grown = summarise(Source("b", {"encoder.stem.0.weight": body, "heads.classes.layers.0.weight": body[:4]}, ""))
+    alone = summarise(Source("c", {"encoder.stem.0.weight": body}, ""))
+    assert list(weigh_layers([small, grown, alone]).values()) == [60.0, 40.0]
+    assert tabulate_parts([small, grown, alone]).rows == [
+        ["encoder", "60.00", "75.00", "60.00", "100.00"],
+        ["head", "40.00", "25.00", "40.00", "–"],
+    ]
+
+
 # ---- figures
 
 
@@ -416,9 +452,8 @@ def test_parts_are_drawn_with_their_shares(summaries):
     with house_style():
         (axes,) = draw_parts(summaries[1]).figure.axes
     widths = [bar.get_width() for bar in axes.patches]
-    parts = summaries[1][0].parts()
-    assert widths[:3] == pytest.approx([weights for _, weights in parts.values()])
-    assert widths[3:6] == pytest.approx([importance for importance, _ in parts.values()])
+    assert widths[:3] == pytest.approx(list(add_up(weigh_layers(summaries[1])).values()))
+    assert widths[3:6] == pytest.approx(list(summaries[1][0].parts().values()))
 
 
 def test_the_histogram_is_drawn_in_percent_of_the_weights(summaries):

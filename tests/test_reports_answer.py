@@ -28,7 +28,10 @@ def test_one_run_says_how_it_ended_what_it_forgot_what_it_cost_and_that_it_is_on
         "learned above chance."
     )
     assert told.remarks[0] == "It took 70 s (6 s of it for importance) and held 3.0 MiB."
-    assert told.remarks[1:] == ("One seed shows what happened once, not how far another would differ.",)
+    assert told.remarks[1:] == (
+        "Tasks after the first were learned to 90.0 %.",
+        "One seed shows what happened once, not how far another would differ.",
+    )
 
 
 def test_seeds_are_told_as_mean_and_standard_deviation():
@@ -93,6 +96,16 @@ def test_a_method_with_one_seed_among_others_is_named():
     assert "ewc has one seed only, whose spread is unknown." in told.remarks
 
 
+def test_how_well_new_tasks_were_learned_is_told_beside_what_was_kept():
+    """Who learns nothing has nothing to forget, and may end highest."""
+    stiff, free = [[80.0], [80.0, 30.0]], [[80.0], [20.0, 85.0]]
+    told = answer(make_group("ewc", [stiff], **TWO), make_group("finetune", [free], **TWO))
+    assert "ewc ended highest" in told.headline
+    assert "Tasks after the first were learned to 30.0 % (85.0 % by finetune)." in told.remarks
+    alike = answer(make_group("ewc", [stiff], **TWO), make_group("mas", [stiff], **TWO))
+    assert "Tasks after the first were learned to 30.0 % by ewc and 30.0 % by mas." in alike.remarks
+
+
 def test_a_bound_is_mentioned_and_never_the_best():
     told = answer(make_group("joint", end_at(89.0), **TWO), make_group("ewc", end_at(80.0), **TWO))
     assert "ewc ended at 80.0 %" in told.headline
@@ -122,7 +135,10 @@ def test_class_incremental_scores_are_over_all_classes():
 def test_forgetting_is_told_in_points_where_chance_is_not_known(tmp_path):
     (tmp_path / "lwf.csv").write_text("a,b\n80\n60,90\n", encoding="utf-8")
     told = answer(*group_runs([read_foreign(tmp_path / "lwf.csv")]))
-    assert told.headline.endswith("75.0 % on average over the 2 tasks, 20.0 points below its best on earlier tasks.")
+    assert "75.0 %" in told.headline
+    assert told.headline.endswith(
+        "on average over the 2 tasks, having lost 20.0 points on earlier tasks since they were at their best."
+    )
     assert told.remarks[0] == "What it cost is not stated."
 
 

@@ -6,6 +6,7 @@ import statistics
 import struct
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import matplotlib
@@ -207,6 +208,31 @@ def test_old_tasks_stand_against_new_ones(drawn):
     assert several.get_markerfacecolor() == LOOKS["ewc_dr"].colour
 
 
+def test_next_to_nothing_does_not_fill_the_axes():
+    close = [*GOOD[:-1], [*GOOD[-1][:-1], GOOD[-1][-1] + 0.1]]
+    (axes,) = draw([make_group("ewc", [GOOD]), make_group("mas", [close])])["plasticity"].figure.axes
+    for low, high in (axes.get_xlim(), axes.get_ylim()):
+        assert high - low >= 10
+
+
+def test_points_are_filled_where_all_are_one_seed():
+    (axes,) = draw([make_group("ewc", [GOOD]), make_group("mas", [BAD])])["plasticity"].figure.axes
+    assert find_line(axes, "ewc").get_markerfacecolor() == LOOKS["ewc"].colour
+
+
+def test_variants_of_one_method_have_shades_of_its_colour():
+    made = [make_group("ewc", [rows]) for rows in (GOOD, BAD)]
+    groups = [replace(group, variant=f"ewc[merge={name}]") for group, name in zip(made, "ab", strict=True)]
+    (axes,) = draw(groups)["plasticity"].figure.axes
+    first, second = (find_line(axes, group.variant).get_color() for group in groups)
+    assert first != second == LOOKS["ewc"].colour
+
+
+def test_scores_over_the_tasks_have_one_scale(drawn):
+    left, right = drawn["average"].figure.axes
+    assert left.get_ylim() == right.get_ylim()
+
+
 def test_cost_is_what_a_method_adds_to_finetuning():
     slow = {**COST, "fit_seconds": 90.0, "bytes_held": 5 * 2**20}
     groups = [make_group("finetune", [BAD]), make_group("ewc", [GOOD], cost=slow), make_group("si", [GOOD])]
@@ -303,6 +329,20 @@ def test_the_diagram_has_a_mark_at_every_rank():
     assert thick == [[1.2, 2.1], [2.1, 3.5], [3.4, 4.8]]
     assert {"ewc_dr  1.20", "4.80  finetune"} <= {text.get_text() for text in axes.texts}
     check_readable(figure)
+
+
+@pytest.mark.parametrize("cd", [0.4, 1.9, 5.33])
+def test_the_critical_difference_is_told_whatever_its_size(cd):
+    figure = draw_critical_difference(["ewc", "mas", "a method with a long name"], [1.0, 2.2, 2.8], cd)
+    check_readable(figure)
+    (told,) = [text.get_text() for text in figure.axes[0].texts if "critical" in text.get_text()]
+    assert told == f"critical difference {cd:.2f}{', beyond the scale' if cd > 2 else ''}"
+
+
+def test_variants_stand_in_the_diagram_as_their_method_does():
+    (axes,) = draw_critical_difference(["ewc@300", "mas[cap=1]"], [1.0, 2.0], 0.5).figure.axes
+    marked = [line.get_color() for line in axes.lines if line.get_marker() not in ("None", "")]
+    assert marked == [LOOKS["ewc"].colour, LOOKS["mas"].colour]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 from report_runs import CHANCE, TASKS, make_config, make_passport, make_run, make_scores, write_run
 
 from mcit.reports.compare import find_differences
+from mcit.reports.identity import format_value
 from mcit.reports.runs import group_runs, read_run, read_runs, split_settings
 from mcit.reports.splits import find_split
 from mcit.task import DataError
@@ -369,7 +370,32 @@ def test_unequal_seeds_and_chance_levels_are_told():
     assert find_differences(runs) == ["seeds differ: 1, 2 (ewc); 1 (mas)"]
     runs = [make_run("ewc", ROWS), make_run("mas", ROWS, chance=(10.0, *CHANCE[1:]))]
     (line,) = find_differences(runs)
-    assert line == "chance differs: 0/50/33.33/25 (ewc-seed1); 10/50/33.33/25 (mas-seed1)"
+    assert line == "chance differs: 0/50/33.3/25 (ewc-seed1); 10/50/33.3/25 (mas-seed1)"
+    rounded = make_run("mas", ROWS, chance=[round(level, 1) for level in CHANCE])
+    assert find_differences([make_run("ewc", ROWS), rounded]) == []
+
+
+def test_a_method_that_is_not_the_same_in_all_settings_is_told():
+    other = ("vcr", "nlvr2", "snli-ve", "vqa")
+    runs = [with_method("ewc", 1, strength=300)]
+    config = make_config("ewc", other, options={"strength": 1000})
+    runs.append(make_run("ewc", ROWS, 1, config, tasks=other))
+    (line,) = find_differences(runs)
+    assert line == (
+        "ewc: method.strength differs between settings: 300 (vqa,nlvr2,snli-ve,vcr); 1000 (vcr,nlvr2,snli-ve,vqa)"
+    )
+
+
+def test_runs_whose_folders_have_one_name_are_told_apart(tmp_path):
+    for parent, width in (("a", 32), ("b", 64)):
+        config = make_config("ewc", model={"name": "tiny", "width": width})
+        write_run(tmp_path / parent / "ewc", make_scores("ewc", ROWS), config)
+    (line,) = find_differences(read_runs([tmp_path / "a", tmp_path / "b"]))
+    assert line == "model.width differs: 32 (a/ewc); 64 (b/ewc)"
+
+
+def test_lists_of_lists_stay_readable():
+    assert format_value([[12, 17], [6, 9]]) == "12,17/6,9"
 
 
 def test_many_runs_are_named_in_part():

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from report_runs import make_run
+from report_runs import make_config, make_group, make_run
 from scipy import stats
 
 from mcit.reports import statistics
@@ -252,3 +252,19 @@ def test_settings_are_the_blocks_where_there_are_several():
     assert any("12 settings come from 2 data sets" in note for note in pairs.notes)
     assert any("Wilcoxon" in note for note in pairs.notes)
     assert len(pairs.rows) == 10
+
+
+def test_a_method_that_was_run_in_some_settings_only_does_not_end_the_comparison():
+    orders = [("a", "b"), ("b", "a"), ("c", "d")]
+    made = [
+        make_group(name, [[[80.0], [50.0 + place, 80.0]]], (0.0, 0.0), order, config=make_config(name, order))
+        for place, name in enumerate(("ewc", "mas", "si"))
+        for order in orders
+    ]
+    extra = make_group("lwf", [[[99.0], [99.0, 99.0]]], (0.0, 0.0), orders[0], config=make_config("lwf", orders[0]))
+    ranks, pairs = make_significance_tables([*made, extra])
+    assert [row[:2] for row in ranks.rows] == [["si", "1.00"], ["mas", "2.00"], ["ewc", "3.00"]]
+    assert [row[0] for row in pairs.rows] == ["si vs mas", "si vs ewc", "mas vs ewc"]
+    told = "Left out, for they were run in some settings only: lwf."
+    assert told in ranks.notes
+    assert told in pairs.notes

@@ -11,6 +11,7 @@ from report_runs import DIAGNOSIS, make_group, make_run
 from rich.console import Console
 
 from mcit.metrics import ScoreMatrix, to_dict
+from mcit.registry import find_method
 from mcit.reports.formats import escape_latex
 from mcit.reports.report import format_page
 from mcit.reports.runs import group_runs
@@ -242,18 +243,35 @@ def test_splits_side_by_side_by_hand():
     comparison, splits, *_ = make_tables(group_runs(runs))
     assert comparison.name == "comparison-x-4-1x2"
     scored = ["method", "n", "A_last", "A_avg", "A_new", "A_old"]
-    assert comparison.header == [*scored, "stiffness, first", "last", "capped %"]
+    assert comparison.header == [*scored, "stiffness, first", "stiffness, last", "capped %"]
     assert comparison.rows == [
         ["chance", "", "16.67", "20.83", "", "", "", "", ""],
         ["ewc", "1", "50.00", "65.00", "55.00", "60.00", "0.5", "25", "12.50"],
         ["mas", "1", "40.00", "60.00", "80.00", "20.00", "–", "–", "–"],
     ]
     assert comparison.best == {(1, 2), (1, 3), (2, 4), (1, 5)}  # what is kept was bought with what is learned
-    assert "big start, 4 of 6 classes, then 1 tasks." in comparison.notes
+    assert "big start, 4 of 6 classes, then 1 task." in comparison.notes
     assert splits.header == ["method", "4+1x2 A_last", "4+1x2 A_avg", "3+1x3 A_last", "3+1x3 A_avg"]
-    assert splits.rows == [["ewc", "50.00", "65.00", "50.00", "65.00"], ["mas", "40.00", "60.00", "", ""]]
-    assert splits.best == {(0, 1), (0, 2)}
+    assert splits.rows == [
+        ["chance", "16.67", "20.83", "16.67", "25.00"],
+        ["ewc", "50.00", "65.00", "50.00", "65.00"],
+        ["mas", "40.00", "60.00", "", ""],
+    ]
+    assert splits.best == {(1, 1), (1, 2)}
+    assert "ewc: ewc, as estimated." in splits.notes
     assert "3+1x3: equal split, 6 classes in 2 tasks." in splits.notes
+
+
+def test_a_row_of_splits_says_where_it_is_not_the_same_method():
+    runs = [
+        split_run("ewc", (4, 2), [[80.0], [60.0, 30.0]], (80.0, 50.0)),
+        split_run("ewc", (3, 3), [[80.0], [40.0, 60.0]], (80.0, 50.0)),
+    ]
+    runs[1].scores["estimator"] = "strength 9"
+    begun = split_run("mas", (3, 3), [[80.0]], (80.0,))
+    splits = next(table for table in make_tables(group_runs([*runs, begun])) if table.name == "splits-x")
+    assert [row[0] for row in splits.rows] == ["chance", "ewc"]  # what is not complete has no average to show
+    assert "ewc is not the same in all: 4+1x2: ewc, as estimated; 3+1x3: strength 9." in splits.notes
 
 
 # --- forms
@@ -311,11 +329,12 @@ def test_latex_prints_text_as_it_stands(text, expected):
 
 def test_latex_by_hand():
     assert format_latex(SPECIAL).splitlines() == [
-        "% needs \\usepackage{booktabs}",
+        "% needs \\usepackage{booktabs,adjustbox}",
         "\\begin{table}",
         "  \\centering",
         "  \\caption{50 \\% of R\\&D\\_1 \\#2}",
         "  \\label{tab:special}",
+        "  \\begin{adjustbox}{max width=\\linewidth}",
         "  \\begin{tabular}{lrrr}",
         "    \\toprule",
         "    method & $A_{\\mathrm{last}}$ & b\\textbar{}c & d \\\\",
@@ -326,8 +345,9 @@ def test_latex_by_hand():
         "    {}[x] & 1.00 (--) & 4.00 $\\pm$ 0.10 & \\textasciitilde{} \\\\",
         "    \\bottomrule",
         "  \\end{tabular}",
-        "  \\par\\smallskip{\\footnotesize $a_{jj}$ - $a_{tj}$, \\{braces\\}, x\\textasciicircum{}2, "
-        "\\textbackslash{} and \\$5\\par}",
+        "  \\end{adjustbox}",
+        "  \\par\\smallskip\\raggedright\\footnotesize",
+        "  $a_{jj}$ - $a_{tj}$, \\{braces\\}, x\\textasciicircum{}2, \\textbackslash{} and \\$5\\par",
         "\\end{table}",
     ]
 
@@ -335,6 +355,8 @@ def test_latex_by_hand():
 def test_the_latex_of_every_table_is_well_formed():
     """Braces close, dollars pair, rows have their columns, and nothing outside ASCII or special is left."""
     runs = [make_run(method, rows, seed) for method in ("ewc_dr", "mas") for seed, rows in enumerate(PLENTY, 1)]
+    for run in runs:
+        run.scores["estimator"] = find_method(run.method)().describe()  # MAS has a formula in it
     for table in make_tables(group_runs(runs)):
         text = format_latex(table)
         plain = re.sub(r"\\[&%$#_{}]", "", text)
@@ -347,12 +369,8 @@ def test_the_latex_of_every_table_is_well_formed():
         rows = [line for line in inside[2].splitlines() if line.rstrip().endswith("\\\\")]
         assert {row.count("&") + 1 for row in rows} == {len(inside[1])}
         assert re.findall(r"\\begin\{([\w*]+)\}", text) == re.findall(r"\\end\{([\w*]+)\}", text)[::-1]
-        assert (
-            ("\\begin{adjustbox}" in text)
-            == ("\\begin{table*}" in text)
-            == (len(table.header) >= 8)
-            == ("\\end{table*}" in text)
-        )
+        assert "\\begin{adjustbox}{max width=\\linewidth}" in text
+        assert ("\\begin{table*}" in text) == (len(table.header) >= 8) == ("\\end{table*}" in text)
 
 
 PLENTY = [

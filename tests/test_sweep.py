@@ -25,7 +25,7 @@ from mcit.sequence import run
 from mcit.sweeps import grid as sweep
 from mcit.sweeps import jobs as running
 from mcit.sweeps.grid import Grid, MethodGrid, describe_rule, keep_chosen, plan_jobs, read_grid, select
-from mcit.sweeps.jobs import Job, find_state, identify, run_jobs
+from mcit.sweeps.jobs import Job, find_state, identify, last_line, run_jobs
 from mcit.sweeps.stiffness import Measured, match_strengths, measure_stiffness, tabulate_stiffness
 from mcit.training import Trainer
 
@@ -310,6 +310,14 @@ def test_equals_are_decided_for_the_smaller_strength_and_the_edge_is_told(tmp_pa
     assert "at the edge of the grid" in choice.describe()
 
 
+def test_the_cause_of_a_failure_is_told_and_not_what_follows_it(tmp_path):
+    log = tmp_path / "console.log"
+    log.write_text("warning\nmcit: the loss is nan\n  the last good checkpoint is here\n\n", encoding="utf-8")
+    assert last_line(log) == "mcit: the loss is nan"
+    log.write_text("Traceback\nKeyError: 1\n", encoding="utf-8")
+    assert last_line(log) == "KeyError: 1"
+
+
 def test_a_strength_with_a_failed_run_is_not_picked(tmp_path):
     jobs = plan(SELECTING, tmp_path)
     for job in jobs:
@@ -452,6 +460,8 @@ def test_a_complete_sweep_is_reported_and_nothing_is_run(tmp_path, capsys):
     last = statistics.mean([(60 + seed + 50) / 2 for seed in (1, 2)])
     assert f"{last:.2f}" in summary
     assert "mcit sweep --order" in summary
+    summary = (output / "summary.md").read_text(encoding="utf-8")
+    assert f"- selection: {describe_rule(2)}." in summary  # who reads the table reads how it was picked
     record = json.loads((output / "selection.json").read_text(encoding="utf-8"))
     assert record["choices"][0]["strength"] == 10.0
     assert record["seeds_reported"] == [1, 2]
@@ -470,6 +480,8 @@ def test_a_sweep_makes_its_runs_tells_of_failures_and_repeats_nothing(tmp_path, 
     assert main([*words, "--jobs", "2"]) == 1
     printed = capfd.readouterr()
     assert "ewc@1-seed1 failed (code 2): " in printed.err
+    assert "Left out, for they are not complete: " in printed.out
+    assert "ewc@1-seed1" in (output / "summary.md").read_text(encoding="utf-8").partition("Left out")[2]
     assert "finetune-seed1: A_last " in printed.err
     assert "written to" in printed.out
     moment = (output / "finetune-seed1" / "scores.json").stat().st_mtime_ns

@@ -90,13 +90,13 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     try:
         failed = make_runs(candidates, arguments)
-        choices = _select(candidates, arguments.select, grid, output) if arguments.select else []
+        choices, picked = _select(candidates, arguments.select, grid, output) if arguments.select else ([], [])
         jobs = grids.keep_chosen(jobs, choices)
         failed += make_runs(jobs, arguments) if arguments.select_seeds else []
     except KeyboardInterrupt:
         print(f"\nmcit: stopped, and all runs with it; to go on: {arguments.given}", file=sys.stderr)
         return 130
-    write_summary(candidates, jobs, bool(arguments.match), output, arguments.given)
+    write_summary(candidates, jobs, bool(arguments.match), picked, output, arguments.given)
     return 1 if failed else 0
 
 
@@ -236,22 +236,24 @@ def _measure(grid: Any, methods: Sequence[str], arguments: argparse.Namespace) -
     return found
 
 
-def _select(jobs: Sequence[Any], seen: int, grid: Any, output: Path) -> list[Any]:
+def _select(jobs: Sequence[Any], seen: int, grid: Any, output: Path) -> tuple[list[Any], list[str]]:
+    """What is picked, and the lines that say how."""
     from mcit.passport import write_json
     from mcit.sweeps import grid as grids
     from mcit.sweeps.jobs import find_state
 
     choices = grids.select([job for job in jobs if find_state(job) == "done"], seen)
     rule = grids.describe_rule(seen)
-    print(f"selection: {rule}.")
+    lines = [f"selection: {rule}."]
     for choice in choices:
-        print(f"  {choice.order + ': ' if choice.order and len(grid.orders) > 1 else ''}{choice.describe()}")
+        lines.append(f"{choice.order + ': ' if choice.order and len(grid.orders) > 1 else ''}{choice.describe()}")
     reused = sorted({seed for choice in choices for seed in choice.seeds} & {*grid.seeds})
     if reused:
-        print("  picked on the seeds that are reported, which flatters them; --select-seeds keeps the two apart")
+        lines.append("picked on the seeds that are reported, which flatters them; --select-seeds keeps the two apart")
+    print("\n  ".join(lines))
     record = {"rule": rule, "seeds_reported": list(grid.seeds), "choices": [choice.to_dict() for choice in choices]}
     write_json(output / "selection.json", record)
-    return choices
+    return choices, lines
 
 
 def split_list(text: str) -> list[str]:

@@ -24,6 +24,7 @@ class Standing:
     spread: float | None  # its standard deviation over the seeds; None for one
     lost: float | None  # forgetting transfer in percent, over all tasks but the last
     points: float | None  # forgetting in points, known where the transfer is undefined
+    new: float | None  # the score on the tasks after the first, each just after it was learned
     seconds: float | None
     importance_seconds: float | None
     held: float | None  # bytes
@@ -60,6 +61,7 @@ def make_standing(group: Group) -> Standing:
         statistics.stdev(finals) if len(finals) > 1 else None,
         _average([run.metrics["forgetting_transfer_average"][-1] for run in group.runs]),
         _average([run.metrics["forgetting"] for run in group.runs]),
+        _average([value for run in group.runs for value in run.metrics["A_new"][1:]]),
         _average([_total_seconds(run) for run in group.runs]),
         _average([run.cost.get("end_task_seconds") for run in group.runs]),
         _average([run.cost.get("bytes_held") for run in group.runs]),
@@ -88,7 +90,7 @@ def _answer(setting: str, groups: Sequence[Group]) -> Answer:
     others = [s for s in ranked if s not in leaders]
     bounds = [s for s in standings if s not in ranked]
     headline = _tell_best(ranked, leaders, _tell_where(groups[0].runs[0]))
-    told = [_tell_cost(leaders), *_tell_others(others, bounds), *_tell_seeds(ranked)]
+    told = [_tell_cost(leaders), _tell_new(leaders, others), *_tell_others(others, bounds), *_tell_seeds(ranked)]
     return Answer(setting, tuple(groups), headline, tuple(remark for remark in told if remark), leaders)
 
 
@@ -133,6 +135,17 @@ def _tell_cost(leaders: Sequence[Standing]) -> str:
         words = [what if alike and number else f"{verb} {what}" for verb, what in told]
         sentences += [f"{one.label} {_join(words)}"] if words else []
     return f"{'; '.join(sentences)}." if sentences else "What they forgot and cost is not stated."
+
+
+def _tell_new(leaders: Sequence[Standing], others: Sequence[Standing]) -> str:
+    """How well tasks were learned once there was something to keep: who learns nothing has nothing to forget."""
+    shown = [one for one in (leaders[:1] if len(leaders) > MOST else leaders) if one.new is not None]
+    if not shown:
+        return ""
+    named = len(leaders) > 1
+    scores = _join([f"{one.new:.1f} %{f' by {one.label}' if named else ''}" for one in shown])
+    free = [f"{one.new:.1f} % by {one.label}" for one in others if one.method == UNPROTECTED and one.new is not None]
+    return f"Tasks after the first were learned to {scores}{f' ({_join(free)})' if free else ''}."
 
 
 def _list_cost(one: Standing, took: str) -> list[tuple[str, str]]:
@@ -190,7 +203,9 @@ def _alike(best: Standing, other: Standing) -> bool:
 def _forgot(one: Standing) -> str:
     """The end of a sentence about how it ended."""
     if one.lost is None:
-        return f", {one.points:.1f} points below its best on earlier tasks" if one.points is not None else ""
+        if one.points is None:
+            return ""
+        return f", having lost {one.points:.1f} points on earlier tasks since they were at their best"
     if one.lost < 0.05:
         return ", and it forgot nothing"
     return f", having forgotten {_share(one.lost)} of what it had learned above chance"
@@ -222,7 +237,7 @@ def _total_seconds(run: Run) -> float | None:
 
 
 def _average(values: Sequence[float | None]) -> float | None:
-    return None if None in values else statistics.fmean(values)
+    return None if not values or None in values else statistics.fmean(values)
 
 
 def _join(words: Sequence[str]) -> str:

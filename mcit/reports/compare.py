@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from mcit.reports.identity import format_value, make_identity, make_key
-from mcit.reports.runs import Run, group_runs, split_settings
+from mcit.reports.runs import Group, Run, group_runs, split_settings
 
 # What a score may depend on; the other packages of a passport move data about.
 PACKAGES = ("torch", "transformers", "accelerate", "peft", "numpy", "Pillow")
@@ -32,7 +32,7 @@ def find_differences(runs: Sequence[Run]) -> list[str]:
         found = [*_compare_configs(members), *_compare_passports(members), *_compare_chance(members)]
         found += [*_find_repeats(members), *_compare_seeds(groups)]
         lines += [f"{setting}: {line}" for line in found] if len(settings) > 1 else found
-    return [*lines, *_describe_unfinished(runs), *_describe_foreign(runs)]
+    return [*lines, *_compare_options(settings), *_describe_unfinished(runs), *_describe_foreign(runs)]
 
 
 def _compare_configs(runs: Sequence[Run]) -> Iterator[str]:
@@ -56,7 +56,7 @@ def _compare_passports(runs: Sequence[Run]) -> Iterator[str]:
 def _compare_chance(runs: Sequence[Run]) -> Iterator[str]:
     """Forgetting transfer is measured from chance, so that other levels make other figures of the same scores."""
     known = [run for run in runs if run.scores.get("chance") is not None]
-    yield from _tell("chance", known, [[round(level, 2) for level in run.matrix.chance] for run in known])
+    yield from _tell("chance", known, [[round(level, 1) for level in run.matrix.chance] for run in known])
 
 
 def _find_repeats(runs: Sequence[Run]) -> Iterator[str]:
@@ -78,6 +78,24 @@ def _compare_seeds(groups: Sequence[Any]) -> Iterator[str]:
         seeds.setdefault(", ".join(dict.fromkeys(listed)), []).append(group.variant)
     if len(seeds) > 1:
         yield "seeds differ: " + "; ".join(f"{listed} ({_list(names)})" for listed, names in seeds.items())
+
+
+def _compare_options(settings: Mapping[str, Sequence[Group]]) -> Iterator[str]:
+    """Options of a method that have one value in one setting and another in the next, where it stands in one row."""
+    rows: dict[str, dict[str, dict[str, Any]]] = {}
+    for setting, groups in settings.items():
+        for group in groups:
+            if group.complete and group.runs[0].config:
+                options = make_identity(group.runs[0].config, group.runs[0].passport)
+                rows.setdefault(group.variant, {})[setting] = options
+    for variant, found in rows.items():
+        for key in sorted({key for options in found.values() for key in options if key.startswith("method.")}):
+            values: dict[str, list[str]] = {}
+            for setting, options in found.items():
+                values.setdefault(format_value(options.get(key)), []).append(setting)
+            if len(values) > 1:
+                listed = "; ".join(f"{value} ({_list(names)})" for value, names in values.items())
+                yield f"{variant}: {key} differs between settings: {listed}"
 
 
 def _describe_unfinished(runs: Sequence[Run]) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +32,13 @@ __all__ = [
     "Overlap",
     "Source",
     "Summary",
+    "add_up",
     "classifier_importance",
     "compare",
     "read_sources",
     "summarise",
     "view_classifier",
+    "weigh_layers",
 ]
 
 TOP = 0.1  # the share of weights that matter most, when tasks are compared
@@ -94,13 +96,9 @@ class Summary:
         counts = [getattr(layer, count) for layer in self.layers]
         return None if None in counts else 100 * sum(counts) / self.weights
 
-    def parts(self) -> dict[str, tuple[float, float]]:
-        """Percent of the importance and of the weights, by modality or stage."""
-        found: dict[str, tuple[float, float]] = {}
-        for layer in self.layers:
-            importance, weights = found.get(layer.place.part, (0.0, 0.0))
-            found[layer.place.part] = importance + self.share(layer), weights + 100 * layer.weights / self.weights
-        return found
+    def parts(self) -> dict[str, float]:
+        """Percent of the importance, by modality or stage."""
+        return add_up({layer.place: self.share(layer) for layer in self.layers})
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,8 +112,18 @@ class Overlap:
 
 
 def read_sources(paths: Iterable[str | Path]) -> list[Source]:
-    """Files of importance, files of a manager's state, and folders of runs that hold either; in the order given."""
-    found = [source for path in paths for source in _read_path(Path(path))]
+    """Files of importance, files of a manager's state, and folders of runs that hold either; in the order given.
+
+    Tasks that several runs learned are told apart by the folders of the runs.
+    """
+    read = [(Path(path), source) for path in paths for source in _read_path(Path(path))]
+    labels = [source.label for _, source in read]
+    found = [
+        replace(source, label=f"{path.resolve().name} {source.label}")
+        if path.is_dir() and labels.count(source.label) > 1
+        else source
+        for path, source in read
+    ]
     labels = [source.label for source in found]
     twice = {label for label in labels if labels.count(label) > 1}
     if twice:
@@ -142,6 +150,23 @@ def summarise(source: Source) -> Summary:
     made = tuple(Layer(place, *sums) for place, sums in layers.items())
     top = max(float(value.max()) for value in source.values.values() if value.numel())
     return Summary(source.label, source.description, source.cap, made, top, counts)
+
+
+def weigh_layers(summaries: Sequence[Summary]) -> dict[Place, float]:
+    """The percent of the weights in each layer of the whole network: a head that grew counts as large as it became."""
+    largest: dict[Place, int] = {}
+    for layer in (layer for each in summaries for layer in each.layers):
+        largest[layer.place] = max(layer.weights, largest.get(layer.place, 0))
+    total = sum(largest.values())
+    return {place: 100 * weights / total for place, weights in largest.items()}
+
+
+def add_up(shares: Mapping[Place, float]) -> dict[str, float]:
+    """Percents of layers as those of the parts of the network that they belong to."""
+    found: dict[str, float] = {}
+    for place, share in shares.items():
+        found[place.part] = found.get(place.part, 0.0) + share
+    return found
 
 
 @torch.no_grad()

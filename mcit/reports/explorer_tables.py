@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 from mcit.reports.classifier import METHODS, ClassView
-from mcit.reports.explorer import TOP, Overlap, Summary
+from mcit.reports.explorer import TOP, Overlap, Summary, add_up, weigh_layers
 from mcit.reports.formats import UNDEFINED, Table
 
 MOST_CLASSES = 16  # rows of a classifier that a table shows
@@ -21,7 +21,7 @@ def tabulate_sources(summaries: Sequence[Summary]) -> Table:
             f"{each.weights:,}",
             f"{each.total / each.weights:.3g}",
             f"{each.top:.3g}",
-            *(_percent(each.share_of(count)) for count in ("zero", "near_zero", "capped")),
+            *(_share(each.share_of(count)) for count in ("zero", "near_zero", "capped")),
         ]
         for each in summaries
     ]
@@ -35,29 +35,20 @@ def tabulate_sources(summaries: Sequence[Summary]) -> Table:
 
 def tabulate_parts(summaries: Sequence[Summary]) -> Table:
     """Percent of the importance by modality or stage, beside the percent of the weights."""
-    names = list(dict.fromkeys(part for each in summaries for part in each.parts()))
+    found = [each.parts() for each in summaries]
     rows = []
-    for name in names:
-        found = [each.parts().get(name) for each in summaries]
-        weights = next(part[1] for part in found if part is not None)
-        rows.append([name, f"{weights:.2f}", *(UNDEFINED if part is None else f"{part[0]:.2f}" for part in found)])
+    for part, weights in add_up(weigh_layers(summaries)).items():
+        rows.append([part, f"{weights:.2f}", *(_share(shares.get(part)) for shares in found)])
     header = ["part", "weights %", *(f"{each.label} %" for each in summaries)]
     return Table("importance-parts", "Importance by part of the network", header, rows)
 
 
 def tabulate_layers(summaries: Sequence[Summary]) -> Table:
     """Percent of the importance by layer, beside the percent of the weights."""
-    places = list(dict.fromkeys(layer.place for each in summaries for layer in each.layers))
-    found = [{layer.place: layer for layer in each.layers} for each in summaries]
+    found = [{layer.place: each.share(layer) for layer in each.layers} for each in summaries]
     rows = []
-    for place in places:
-        first = next(number for number, layers in enumerate(found) if place in layers)
-        weights = 100 * found[first][place].weights / summaries[first].weights
-        shares = [
-            f"{each.share(layers[place]):.2f}" if place in layers else UNDEFINED
-            for each, layers in zip(summaries, found, strict=True)
-        ]
-        rows.append([place.layer, place.part, f"{weights:.2f}", *shares])
+    for place, weights in weigh_layers(summaries).items():
+        rows.append([place.layer, place.part, f"{weights:.2f}", *(_share(shares.get(place)) for shares in found)])
     header = ["layer", "part", "weights %", *(f"{each.label} %" for each in summaries)]
     return Table("importance-layers", "Importance by layer", header, rows)
 
@@ -133,5 +124,5 @@ def describe_classes(view: ClassView) -> list[str]:
     return lines
 
 
-def _percent(value: float | None) -> str:
+def _share(value: float | None) -> str:
     return UNDEFINED if value is None else f"{value:.2f}"

@@ -49,20 +49,21 @@ def format_markdown_table(table: Table) -> str:
 
 
 def format_latex(table: Table) -> str:
-    """The table for LaTeX with booktabs, its notes underneath; a wide one spans both columns of a page."""
-    wide = len(table.header) >= WIDE
-    kind, packages = ("table*", "booktabs,adjustbox") if wide else ("table", "booktabs")
-    lines = [f"% needs \\usepackage{{{packages}}}", f"\\begin{{{kind}}}", "  \\centering"]
+    """The table for LaTeX with booktabs, its notes underneath; one of many columns spans both columns of a page, and
+    none is wider than its place."""
+    kind = "table*" if len(table.header) >= WIDE else "table"
+    lines = ["% needs \\usepackage{booktabs,adjustbox}", f"\\begin{{{kind}}}", "  \\centering"]
     lines += [f"  \\caption{{{escape_latex(table.title)}}}", f"  \\label{{tab:{table.name}}}"]
-    lines += ["  \\begin{adjustbox}{max width=\\textwidth}"] if wide else []
+    lines += ["  \\begin{adjustbox}{max width=\\linewidth}"]
     lines += [f"  \\begin{{tabular}}{{l{'r' * (len(table.header) - 1)}}}", "    \\toprule"]
     lines += [_format_latex_row(table.header), "    \\midrule"]
     for number, row in enumerate(table.rows):
         lines.append(_format_latex_row(row, [c for c in range(len(row)) if (number, c) in table.best]))
         if row[0] == CHANCE and number + 1 < len(table.rows):
             lines.append("    \\midrule")
-    lines += ["    \\bottomrule", "  \\end{tabular}", *(["  \\end{adjustbox}"] if wide else [])]
-    lines += [f"  \\par\\smallskip{{\\footnotesize {escape_latex(note)}\\par}}" for note in table.notes]
+    lines += ["    \\bottomrule", "  \\end{tabular}", "  \\end{adjustbox}"]
+    lines += ["  \\par\\smallskip\\raggedright\\footnotesize"] if table.notes else []
+    lines += [f"  {escape_latex(note)}\\par" for note in table.notes]
     return "\n".join([*lines, f"\\end{{{kind}}}", ""])
 
 
@@ -77,8 +78,8 @@ def format_csv(table: Table) -> str:
 
 
 def print_tables(tables: Sequence[Table], console: Console | None = None) -> None:
-    """The tables on the terminal, the best in bold, their notes underneath."""
-    console = console or Console(highlight=False)
+    """The tables on the terminal, the best in bold, their notes underneath; what several have to say is said once."""
+    console, told = console or Console(highlight=False), set()
     for table in tables:
         console.print(Text(table.title, style="italic"), soft_wrap=True)  # as a title rich would fold it
         grid = Grid()
@@ -89,7 +90,9 @@ def print_tables(tables: Sequence[Table], console: Console | None = None) -> Non
             grid.add_row(*cells, style="dim" if row[0] == CHANCE else None)
         print_whole(grid, console)
         for note in table.notes:
-            console.print(Text(note), soft_wrap=True)
+            if note not in told:
+                console.print(Text(note), soft_wrap=True)
+        told.update(table.notes)
         console.print()
 
 
@@ -125,6 +128,10 @@ _LATEX = {
     "²": "\\textsuperscript{2}",
     "χ": "$\\chi$",
     "…": "\\ldots{}",
+    "‖": "$\\|$",
+    "₂": "$_2$",
+    "→": "$\\to$",
+    "−": "$-$",
 }
 
 

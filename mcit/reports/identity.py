@@ -84,7 +84,7 @@ def format_value(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, (list, tuple)):
-        return "/".join(format_value(item) for item in value)
+        return "/".join(format_value(item).replace("/", ",") for item in value)
     text = str(value)
     return PurePath(text).name if "/" in text else text
 

@@ -102,7 +102,12 @@ def read_runs(paths: Iterable[str | Path]) -> list[Run]:
     found = {file.resolve(): file for path in paths for file in _find_files(Path(path))}
     if not found:
         raise DataError("there is nothing to report on: give the folder of a run, or a CSV or JSON file of scores")
-    return [read_run(file.parent) if file.name == SCORES else read_foreign(file) for file in found.values()]
+    runs = [read_run(file.parent) if file.name == SCORES else read_foreign(file) for file in found.values()]
+    count = Counter(run.label for run in runs)
+    return [
+        replace(run, label="/".join(place.parts[-2:])) if count[run.label] > 1 and run.folder else run
+        for run, place in zip(runs, (file.parent for file in found), strict=True)
+    ]
 
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:

@@ -37,6 +37,7 @@ class Comparison:
     kind: str  # settings, or seeds
     scores: Mapping[str, Blocks]  # by method
     datasets: Mapping[str, str] | None = None  # by setting
+    left_out: tuple[str, ...] = ()  # methods that were run in some settings only
 
     def common(self, methods: Sequence[str]) -> list[str]:
         """The blocks in which all of these methods were measured."""
@@ -58,10 +59,22 @@ def compare_groups(groups: Sequence[Group]) -> Comparison | None:
                 scores.setdefault(group.variant, {})[setting] = means
         splits = {setting: find_split(members[0].tasks) for setting, members in settings.items()}
         datasets = {setting: split.dataset if split else setting for setting, split in splits.items()}
-        return Comparison("settings", scores, datasets) if len(scores) > 1 else None
+        kept = _keep_whole(scores)
+        left_out = tuple(name for name in scores if name not in kept)
+        return Comparison("settings", kept, datasets, left_out) if len(kept) > 1 else None
     for group in next(iter(settings.values()), []):
         scores[group.variant] = {str(run.seed): run.metrics for run in group.runs if run.seed is not None}
     return Comparison("seeds", scores) if len(scores) > 1 else None
+
+
+def _keep_whole(scores: Mapping[str, Blocks]) -> dict[str, Blocks]:
+    """The methods that were run in as many settings as any; all, where that is but one: it has nothing to face.
+
+    One that was run here and there would leave all others without a setting in common.
+    """
+    most = max((len(blocks) for blocks in scores.values()), default=0)
+    whole = {name: blocks for name, blocks in scores.items() if len(blocks) == most}
+    return whole if len(whole) > 1 else dict(scores)
 
 
 def make_significance_tables(groups: Sequence[Group]) -> list[Table]:
@@ -100,7 +113,7 @@ def tabulate_ranks(found: Comparison) -> list[Table]:
         notes.append(f"{metric}: {_describe_nemenyi(methods, ranks[metric], difference)}")
     datasets = [found.datasets[block] for block in blocks] if found.datasets else None
     notes += statistics.warn_about_blocks(found.kind, len(blocks), datasets)
-    notes += [_limit_seeds()] if found.kind == "seeds" else []
+    notes += [*_tell_left_out(found), *([_limit_seeds()] if found.kind == "seeds" else [])]
     best = frozenset(
         (row, column)
         for column in (1, 2)
@@ -166,7 +179,7 @@ def _describe_pairs(found: Comparison, pairs: Sequence[tuple[str, str]]) -> list
     datasets = [found.datasets[block] for block in found.common(pairs[0])] if found.datasets else None
     if datasets and len(set(datasets)) < len(datasets):
         notes += statistics.warn_about_blocks(found.kind, len(datasets), datasets)[-1:]
-    return [*notes, *([_limit_seeds()] if found.kind == "seeds" else [])]
+    return [*notes, *_tell_left_out(found), *([_limit_seeds()] if found.kind == "seeds" else [])]
 
 
 def _describe_friedman(test: statistics.Friedman) -> str:
@@ -179,6 +192,10 @@ def _describe_nemenyi(methods: Sequence[str], ranks: Sequence[float], difference
     alike = "; ".join(", ".join(methods[method] for method in clique) for clique in cliques)
     found = f"not told apart: {alike}" if cliques else "all are told apart"
     return f"Nemenyi's critical difference at {LEVEL:g} is {difference:.3f}; {found}."
+
+
+def _tell_left_out(found: Comparison) -> list[str]:
+    return [f"Left out, for they were run in some settings only: {', '.join(found.left_out)}."] * bool(found.left_out)
 
 
 def _limit_seeds() -> str:

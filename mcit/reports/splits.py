@@ -35,7 +35,8 @@ class ClassSplit:
         """The split in words."""
         total = sum(self.sizes)
         if self.big_start:
-            return f"big start, {self.sizes[0]} of {total} classes, then {self.length} tasks"
+            tasks = f"{self.length} task{'' if self.length == 1 else 's'}"
+            return f"big start, {self.sizes[0]} of {total} classes, then {tasks}"
         return f"equal split, {total} classes in {self.length} tasks"
 
 

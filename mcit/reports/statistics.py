@@ -56,7 +56,7 @@ def friedman(scores: Sequence[Sequence[float]]) -> Friedman:
 
 
 def critical_difference(methods: int, blocks: int, alpha: float = 0.05) -> float:
-    """Nemenyi: mean ranks that are further apart than this differ, whichever pair of the methods one looks at."""
+    """Nemenyi: mean ranks that are as far apart as this, or further, differ, whichever pair of methods one looks at."""
     if methods < 2 or blocks < 1:
         raise ValueError(f"a critical difference needs 2 methods and a block, found {methods} and {blocks}")
     quantile = stats.studentized_range.ppf(1 - alpha, methods, np.inf) / math.sqrt(2)
@@ -68,7 +68,7 @@ def find_cliques(ranks: Sequence[float], difference: float) -> list[list[int]]:
     order = sorted(range(len(ranks)), key=lambda method: ranks[method])
     cliques: list[list[int]] = []
     for start in range(len(order)):
-        within = [method for method in order[start:] if ranks[method] - ranks[order[start]] <= difference]
+        within = [method for method in order[start:] if ranks[method] - ranks[order[start]] < difference]
         if len(within) > 1 and not (cliques and set(within) <= set(cliques[-1])):
             cliques.append(within)
     return cliques

@@ -97,7 +97,7 @@ def compare_on_split(groups: Sequence[Group], name: str, title: str) -> Table:
         rows.append([group.variant, str(len(group.runs)), *cells.format_averages(group), cells.format_old(group)])
     scored = len(header)
     if any(run.scores.get("stiffness") for group in groups for run in group.runs):
-        header += ["stiffness, first", "last", "capped %"]
+        header += ["stiffness, first", "stiffness, last", "capped %"]
         rows = [[*row, *cells.format_stiffness(group)] for row, group in zip(rows, groups, strict=True)]
     split, chance = find_split(groups[0].tasks), cells.find_chance(groups)
     guess = None if chance is None else cells.average_chance(chance, split)
@@ -110,7 +110,7 @@ def compare_splits(settings: Mapping[str, Sequence[Group]]) -> list[Table]:
     found: dict[str, dict[str, Sequence[Group]]] = {}
     for setting, groups in settings.items():
         split = find_split(groups[0].tasks)
-        if split is not None:
+        if split is not None and any(group.complete for group in groups):
             found.setdefault(split.dataset, {})[setting] = groups
     return [_compare_lengths(dataset, splits) for dataset, splits in found.items() if len(splits) > 1]
 
@@ -207,7 +207,7 @@ def summarise(scores: Mapping[str, Any]) -> list[str]:
 
 
 def _compare_lengths(dataset: str, splits: Mapping[str, Sequence[Group]]) -> Table:
-    columns = [{group.variant: group for group in groups} for groups in splits.values()]
+    columns = [{group.variant: group for group in groups if group.complete} for groups in splits.values()]
     groups = list({variant: group for column in columns for variant, group in column.items()}.values())
     names = [setting.partition(":")[2] or setting for setting in splits]
     header = ["method", *(f"{name} {metric}" for name in names for metric in ("A_last", "A_avg"))]
@@ -219,9 +219,38 @@ def _compare_lengths(dataset: str, splits: Mapping[str, Sequence[Group]]) -> Tab
     described = [find_split(members[0].tasks).describe() for members in splits.values()]
     notes = [*(f"{name}: {words}." for name, words in zip(names, described, strict=True)), POOLED, AVERAGES]
     title = f"Methods on the splits of {dataset}"
+    rows = [*_guess_splits(splits), *rows]
     values = cells.read_values(rows)
-    best = cells.find_best(values, [n for n, group in enumerate(groups) if group.ranked], 1)
-    return Table(f"splits-{cells.make_slug(dataset)}", title, header, rows, [*notes, BOLD], best, values)
+    first = len(rows) - len(groups)
+    best = cells.find_best(values, [first + n for n, group in enumerate(groups) if group.ranked], 1)
+    several = any(len(group.runs) > 1 for column in columns for group in column.values())
+    notes += [f"{SPREAD}see the table of each split."] if several else []
+    notes += [*([BOLD] if best else []), *_describe_estimators(groups, columns, names)]
+    return Table(f"splits-{cells.make_slug(dataset)}", title, header, rows, notes, best, values)
+
+
+def _guess_splits(splits: Mapping[str, Sequence[Group]]) -> list[list[str]]:
+    """The row of chance; none where no run states it."""
+    row = [CHANCE]
+    for groups in splits.values():
+        chance = cells.find_chance(groups)
+        guess = None if chance is None else cells.average_chance(chance, find_split(groups[0].tasks))
+        row += ["", ""] if guess is None else [f"{value:.2f}" for value in guess]
+    return [row] if any(row[1:]) else []
+
+
+def _describe_estimators(
+    groups: Sequence[Group], columns: Sequence[Mapping[str, Group]], names: Sequence[str]
+) -> list[str]:
+    """How each row was made: told once, or for every split where it is not the same."""
+    lines = []
+    for variant in [group.variant for group in groups]:
+        found = {n: c[variant].runs[0].scores["estimator"] for n, c in zip(names, columns, strict=True) if variant in c}
+        if len(set(found.values())) == 1:
+            lines.append(f"{variant}: {next(iter(found.values()))}.")
+        else:
+            lines.append(f"{variant} is not the same in all: {'; '.join(f'{n}: {told}' for n, told in found.items())}.")
+    return lines
 
 
 def _finish_comparison(

@@ -131,9 +131,11 @@ def run_jobs(
 
 
 def last_line(path: Path) -> str:
-    """The last line of a log that says something."""
+    """The last line of a log that says what went wrong, or that says anything."""
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
-    return next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")
+    said = [line.strip() for line in lines if line.strip()]
+    errors = [line for line in said if line.startswith("mcit: ")]  # what follows one are its details
+    return next(reversed(errors or said), "it printed nothing")
 
 
 class _Crew:

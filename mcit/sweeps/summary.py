@@ -25,8 +25,13 @@ def print_plan(candidates: Sequence[Job], jobs: Sequence[Job], select: int | Non
         print(f"strengths are picked by the first {select} tasks; later ones are not looked at")
 
 
-def write_summary(candidates: Sequence[Job], jobs: Sequence[Job], matched: bool, output: Path, command: str) -> None:
-    """The runs that count in one table, in summary.md; everything that can be made of all runs, in report/."""
+def write_summary(
+    candidates: Sequence[Job], jobs: Sequence[Job], matched: bool, picked: Sequence[str], output: Path, command: str
+) -> None:
+    """The runs that count in one table, in summary.md; everything that can be made of all runs, in report/.
+
+    picked: how strengths were picked, in lines; none where they were not.
+    """
     done = {job.folder: read_run(job.folder) for job in [*jobs, *candidates] if find_state(job) == "done"}
     groups = group_runs([done[job.folder] for job in jobs if job.folder in done])
     if not groups:
@@ -36,11 +41,16 @@ def write_summary(candidates: Sequence[Job], jobs: Sequence[Job], matched: bool,
     tables = [table for table in make_tables(groups) if len(groups) == 1 or not table.name.startswith("matrix-")]
     tables += [tabulate_stiffness(groups)] if matched else []
     text = [f"## {table.title}\n\n{format_markdown_table(table)}" for table in tables]
-    lines = ["# Sweep", "", *text, "Made by:", "", f"    {command}", ""]
+    chosen = ["## How strengths were picked", "", *(f"- {line}" for line in picked), ""] if picked else []
+    missing = list(dict.fromkeys(job.name for job in [*jobs, *candidates] if job.folder not in done))
+    left_out = f"Left out, for they are not complete: {', '.join(missing)}.\n" if missing else ""
+    text += [left_out] if left_out else []
+    lines = ["# Sweep", "", *text, *chosen, "Made by:", "", f"    {command}", ""]
     (output / "summary.md").write_text("\n".join(lines), encoding="utf-8")
     print_tables(tables)
     for warning in report.warnings:
         print(f"before comparing: {warning}")
+    print(left_out, end="")
     print(f"written to {output}: summary.md, report/report.html, report/figures/")
 
 

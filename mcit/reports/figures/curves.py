@@ -50,7 +50,7 @@ def draw_averages(setting: Setting) -> Drawing | None:
         [make_handle(each.label, each.method, c) for each, c in zip(series, colours, strict=True)], TEXT
     )
     figure = make_figure(TEXT, 2.5 + legend.height + (0.6 if _is_slanted(setting) else 0), title)
-    left, right = figure.subplots(1, 2)
+    left, right = figure.subplots(1, 2, sharey=True)  # both are scores: one scale, so that they compare
     for axes, read, name in (
         (left, lambda run: metrics.average_seen(run.matrix), "$A_t$, all tasks seen (%)"),
         (right, lambda run: metrics.score_when_learned(run.matrix), "$A_{new}$, the task just learned (%)"),
@@ -58,6 +58,7 @@ def draw_averages(setting: Setting) -> Drawing | None:
         _draw_lines(axes, setting, series, colours, read)
         _mark_tasks(axes, setting)
         axes.set_ylabel(name)
+        axes.tick_params(labelleft=True)
     legend.draw(figure)
     return Drawing("average", title, _describe_averages(setting, series) + note, figure)
 
@@ -74,12 +75,13 @@ def draw_sensitivity(setting: Setting) -> Drawing | None:
     legend = plan_legend(handles, TEXT)
     figure = make_figure(TEXT, 2.5 + legend.height, title)
     left, right = figure.subplots(1, 2)
+    hollow = any(len(each.runs) > 1 for family in families.values() for each in family)
     for axes, read, name in (
         (left, lambda run: run.metrics["A_last"], "$A_{last}$ (%)"),
         (right, mean_when_learned, "mean $A_{new}$ (%)"),
     ):
         for label, family in families.items():
-            _draw_family(axes, label, family, read)
+            _draw_family(axes, label, family, read, hollow)
         for each in references:
             look = look_up(each.method)
             axes.axhline(each.spread(read).mean, color=look.colour, linestyle=look.line, linewidth=1, label=each.label)
@@ -187,11 +189,12 @@ def _find_families(setting: Setting) -> dict[str, list[Series]]:
     return {label: family for label, family in ordered.items() if len({each.strength for each in family}) > 1}
 
 
-def _draw_family(axes: Axes, label: str, family: Sequence[Series], read: Callable[[Run], float]) -> None:
+def _draw_family(axes: Axes, label: str, family: Sequence[Series], read: Callable[[Run], float], hollow: bool) -> None:
     look = look_up(family[0].method)
     shared = share_seeds(family)
     x, y = [each.strength for each in shared], [each.spread(read).mean for each in shared]
-    axes.plot(x, y, color=look.colour, linestyle=look.line, marker=look.marker, markerfacecolor="white", label=label)
+    face = "white" if hollow else look.colour
+    axes.plot(x, y, color=look.colour, linestyle=look.line, marker=look.marker, markerfacecolor=face, label=label)
     points = [(each.strength, each.spread(read)) for each in family]
     several = [(strength, point) for strength, point in points if point.deviation is not None]
     if several:

@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
 from mcit.reports.classifier import METHODS, ClassView
-from mcit.reports.explorer import BINS, TOP, Overlap, Summary
+from mcit.reports.explorer import BINS, TOP, Overlap, Summary, add_up, weigh_layers
 from mcit.reports.explorer_tables import choose_classes, describe_classes
 from mcit.reports.figures.maps import lighten, write_cells
 from mcit.reports.figures.style import (
@@ -44,14 +44,14 @@ SCALE = 1e-8  # the smallest share of the largest importance that a colour still
 def draw_parts(summaries: Sequence[Summary]) -> Drawing:
     """Percent of the importance by modality or stage, with the percent of the weights above."""
     title = "Importance by part of the network"
-    names = list(dict.fromkeys(part for each in summaries for part in each.parts()))
+    weights = add_up(weigh_layers(summaries))
+    names = list(weights)
     colours = {name: PARTS.get(name) or _colour(number) for number, name in enumerate(names)}
     handles = [Rectangle((0, 0), 1, 1, facecolor=colours[name], label=name) for name in names]
     legend = plan_legend(handles, TEXT, lines=False)
     figure = make_figure(TEXT, 0.7 + 0.22 * (len(summaries) + 1) + legend.height, title)
     axes = figure.subplots()
-    bars = [("weights", {part: shares[1] for part, shares in summaries[0].parts().items()})]
-    bars += [(_shorten(each.label), {part: shares[0] for part, shares in each.parts().items()}) for each in summaries]
+    bars = [("weights", weights), *((_shorten(each.label), each.parts()) for each in summaries)]
     for row, (_, shares) in enumerate(bars):
         start = 0.0
         for name, share in shares.items():
@@ -77,14 +77,14 @@ def draw_parts(summaries: Sequence[Summary]) -> Drawing:
 def draw_layers(summaries: Sequence[Summary]) -> Drawing:
     """Percent of the importance by layer, with the percent of the weights beside."""
     title = "Importance by layer"
-    places = list(dict.fromkeys(layer.place for each in summaries for layer in each.layers))
+    weights = weigh_layers(summaries)
+    places = list(weights)
     columns = ["weights", *(_shorten(each.label) for each in summaries)]
     values = np.full((len(places), len(columns)), np.nan)
+    values[:, 0] = list(weights.values())
     for column, each in enumerate(summaries, start=1):
         for layer in each.layers:
-            row = places.index(layer.place)
-            values[row, column] = each.share(layer)
-            values[row, 0] = 100 * layer.weights / each.weights
+            values[places.index(layer.place), column] = each.share(layer)
     room = max(measure_text(place.layer) for place in places) + 0.3
     wide = max(0.42, *(min(1.2, measure_text(name) + 0.1) for name in columns))
     figure = make_figure(max(COLUMN, min(TEXT, room + wide * len(columns))), 0.65 + 0.17 * len(places), title)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 
 from matplotlib.axes import Axes
@@ -69,15 +70,16 @@ def _draw_scale(axes: Axes, low: int, high: int, cd: float) -> None:
     for rank in range(low, high + 1):
         axes.plot([rank, rank], [0, 0.06], color="black", linewidth=0.8)
         axes.text(rank, 0.1, str(rank), ha="center", va="bottom", size=7)
-    end = low + cd
-    axes.plot([low, end], [0.42, 0.42], color="black", linewidth=1.2, clip_on=False)
-    for edge in (low, end):
-        axes.plot([edge, edge], [0.38, 0.46], color="black", linewidth=1.2, clip_on=False)
-    axes.text(end, 0.42, f"  critical difference {cd:.2f}", ha="left", va="center", size=7)
+    end, beyond = min(low + cd, high), low + cd > high  # few blocks: no two ranks can be that far apart
+    axes.plot([low, end], [0.36, 0.36], color="black", linewidth=1.2, clip_on=False)
+    for edge in (low,) if beyond else (low, end):
+        axes.plot([edge, edge], [0.32, 0.40], color="black", linewidth=1.2, clip_on=False)
+    told = f"critical difference {cd:.2f}{', beyond the scale' if beyond else ''}"
+    axes.text(low, 0.44, told, ha="left", va="bottom", size=7)
 
 
 def _draw_name(axes: Axes, name: str, rank: float, y: float, edge: float, left: bool) -> None:
-    look = look_up(name.partition(",")[0])
+    look = look_up(re.split(r"[@\[(,\s]", name)[0])  # `ewc@300` and `ewc[cap=1]` look as `ewc` does
     axes.plot([rank, rank, edge], [0, y, y], color=look.colour, linewidth=0.8)
     axes.plot([rank], [0], marker=look.marker, color=look.colour, clip_on=False)
     axes.annotate(

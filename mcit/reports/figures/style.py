@@ -186,7 +186,7 @@ def make_handle(label: str, method: str, colour: str | None = None, line: bool =
 
 def tint(colour: str, share: float) -> str:
     """A colour mixed with white; the share is how much of it remains."""
-    return to_hex([1 - share * (1 - part) for part in to_rgb(colour)])
+    return to_hex([1 - share * (1 - part) for part in to_rgb(colour)]).upper()
 
 
 @functools.cache

@@ -8,7 +8,7 @@ from dataclasses import replace
 from matplotlib.axes import Axes
 
 from mcit import metrics
-from mcit.reports.figures.curves import mean_when_learned
+from mcit.reports.figures.curves import mean_when_learned, shade_series
 from mcit.reports.figures.data import (
     Series,
     Setting,
@@ -24,6 +24,7 @@ from mcit.reports.figures.style import COLUMN, TEXT, Drawing, look_up, make_figu
 from mcit.reports.runs import Run
 
 TIMES = ("fit_seconds", "end_task_seconds")  # what a method can lengthen; scoring is nobody's cost
+LEAST = 10.0  # points that an axis spans
 
 
 def draw_plasticity(setting: Setting) -> Drawing | None:
@@ -35,21 +36,29 @@ def draw_plasticity(setting: Setting) -> Drawing | None:
     families: dict[str, list[Series]] = {}
     for each in series:
         families.setdefault(each.family, []).append(each)
-    handles = [make_handle(label, family[0].method, line=False) for label, family in families.items()]
+    colours = shade_series([family[0] for family in families.values()])
+    handles = [
+        make_handle(label, family[0].method, colour, line=False)
+        for (label, family), colour in zip(families.items(), colours, strict=True)
+    ]
     legend = plan_legend(handles, COLUMN, lines=False)
     figure = make_figure(COLUMN, 2.75 + legend.height, title)
     axes = figure.subplots()
-    for family in families.values():
-        _draw_points(axes, family)
+    hollow = any(len(each.runs) > 1 for each in series)  # one seed looks unlike several, where there are both
+    for family, colour in zip(families.values(), colours, strict=True):
+        _draw_points(axes, family, colour, hollow)
     axes.set_xlabel("mean $A_{new}$, tasks when learned (%)")
     axes.set_ylabel("earlier tasks at the end (%)")
     axes.grid()
     axes.margins(0.12)
+    axes.set_xlim(_widen(*axes.get_xlim()))
+    axes.set_ylim(_widen(*axes.get_ylim()))
     legend.draw(figure)
     told = describe_shared(list(families.values()))
     told += " The larger the marker, the larger the strength." if len(families) < len(series) else ""
+    earlier = "Score over all earlier classes" if setting.classes_seen else "Mean score on all tasks but the last"
     caption = (
-        "Mean score on all tasks but the last, after the last (up: less forgotten), against the mean score on tasks "
+        f"{earlier}, after the last task (up: less forgotten), against the mean score on tasks "
         f"when they were learned (right: learned better); {describe_seeds(series)}.{told}"
     )
     return Drawing("plasticity", title, caption, figure)
@@ -76,25 +85,33 @@ def draw_cost(setting: Setting) -> Drawing | None:
     versus = f"beyond finetune's {floor:.0f} s" if base else "in total (there is no run of finetune to compare with)"
     spread_told = " ± standard deviation" if any(time.deviation is not None for time in times) else ""
     seeds = describe_seeds([*series, *([base] if base else [])])
+    busy = " Below 0, the machine was busier when finetune ran." if base and min(t.mean for t in times) < 0 else ""
     caption = (
         f"Left: seconds of fitting and of measuring importance {versus}; right: memory that the method holds between "
-        f"tasks; mean{spread_told}, {seeds}. Seconds are wall-clock time, whatever else the machine was doing.{note}"
-        f"{describe_unfinished(setting.series)}"
+        f"tasks; mean{spread_told}, {seeds}. Seconds are wall-clock time, whatever else the machine was doing."
+        f"{busy}{note}{describe_unfinished(setting.series)}"
     )
     return Drawing("cost", title, caption, figure)
 
 
-def _draw_points(axes: Axes, family: Sequence[Series]) -> None:
+def _widen(low: float, high: float) -> tuple[float, float]:
+    """A range of at least `LEAST` points, so that next to nothing does not look like much."""
+    more = max(0.0, (LEAST - (high - low)) / 2)
+    return low - more, high + more
+
+
+def _draw_points(axes: Axes, family: Sequence[Series], colour: str, hollow: bool) -> None:
     look = look_up(family[0].method)
     shared = share_seeds(family)
     x, y = ([each.spread(read).mean for each in shared] for read in (mean_when_learned, _earlier_at_the_end))
     if len(family) > 1:
-        axes.plot(x, y, color=look.colour, linewidth=0.7, alpha=0.6, zorder=1)
+        axes.plot(x, y, color=colour, linewidth=0.7, alpha=0.6, zorder=1)
     for number, (each, few) in enumerate(zip(family, shared, strict=True)):
-        style = {"color": look.colour, "marker": look.marker, "linestyle": "none"}
+        style = {"color": colour, "marker": look.marker, "linestyle": "none"}
         style["markersize"] = 5 if len(family) == 1 else 3.2 + 3.6 * number / (len(family) - 1)
         if len(few.runs) == 1:
-            axes.plot(x[number], y[number], markerfacecolor="white", label=each.label, **style)
+            face = "white" if hollow else colour
+            axes.plot(x[number], y[number], markerfacecolor=face, label=each.label, **style)
         if len(each.runs) > 1:
             new, old = each.spread(mean_when_learned), each.spread(_earlier_at_the_end)
             bars = {"xerr": new.deviation, "yerr": old.deviation, "elinewidth": 0.8}
