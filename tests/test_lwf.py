@@ -170,7 +170,7 @@ def test_it_runs_over_a_sequence_of_images(tmp_path):
 
 def test_tasks_with_heads_of_their_own_are_refused():
     with pytest.raises(ConfigError, match=r"method 'lwf' .* heads of their own cannot answer"):
-        resolve(configure("nlvr2,snli-ve", "lwf"))
+        resolve(configure("nlvr2,snli-ve", "lwf", world={}))
 
 
 @pytest.mark.parametrize(("option", "value"), [("strength", -1.0), ("temperature", 0.0)])
