@@ -80,13 +80,15 @@ class TrainingConfig:
     accumulate: int = 1  # parts in which a batch goes through the network
     clip_norm: float | None = None
     workers: int = 0
-    eval_batch_size: int = 128
+    eval_batch_size: int | None = None  # None: what suits the task's network
     log_every: int = 20
     split: Literal["eval", "test"] = "eval"  # what is scored; few tasks have a labelled test split
     score_before: bool = False  # score each task before it is learned too, for forward transfer
 
     def __post_init__(self) -> None:
-        _check_ranges(self, accumulate=(1, None), workers=(0, None), eval_batch_size=(1, None), log_every=(1, None))
+        _check_ranges(self, accumulate=(1, None), workers=(0, None), log_every=(1, None))
+        if self.eval_batch_size is not None:
+            _check_ranges(self, eval_batch_size=(1, None))
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise ConfigError([f"'clip_norm' must be above 0, found {self.clip_norm}; leave it out for no clipping"])
 

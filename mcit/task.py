@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -87,6 +87,7 @@ class Task(ABC):
     root: Path | None
     recipe: Recipe
     head: Head  # may need the data to be known (an answer vocabulary): read it after `check`
+    eval_batch_size: ClassVar[int] = 128  # examples that are scored at a time, unless the configuration says
 
     @classmethod
     def sequence(cls, split: str | None, options: Mapping[str, Any], seed: int) -> list[Task]:

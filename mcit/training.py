@@ -125,7 +125,7 @@ class Trainer:
         self._share_buffers(learner)
         examples = task.examples(split)
         share = range(accelerator.process_index, len(examples), accelerator.num_processes)
-        loader = self._make_loader(learner, task, split, self.config.eval_batch_size, share, examples)
+        loader = self._make_loader(learner, task, split, self._size(task, split), share, examples)
         columns: dict[str, list] = {}
         for batch in tqdm(loader, f"score {task.name}", unit="batch", leave=False, disable=_hidden(stage)):
             batch = _move(batch, accelerator.device)
@@ -238,7 +238,7 @@ class Trainer:
                 broadcast(buffer)
 
     def _size(self, task: Task, split: str) -> int:
-        return task.recipe.batch_size if split == "train" else self.config.eval_batch_size
+        return task.recipe.batch_size if split == "train" else self.config.eval_batch_size or task.eval_batch_size
 
     def _derive(self, epoch: int, purpose: int) -> int:
         """A seed of its own for every stage, epoch and purpose."""

@@ -99,7 +99,7 @@ class OurPipeline:
 
     def __init__(self, width: int, size: Size):
         tasks = make_tasks(size)
-        self.trainer = Trainer(TrainingConfig(eval_batch_size=size.batch), Accelerator(), seed=1)
+        self.trainer = Trainer(TrainingConfig(), Accelerator(), seed=1)
         self.trainer.begin_stage(0)
         learner = models.build(ModelConfig(name="resnet18", width=width)).to(self.trainer.accelerator.device)
         stage = Stage(learner, tasks, 0, 1, lambda task, split: self.trainer.loader(learner, task, split))

@@ -84,6 +84,8 @@ class ClassIncrementalTask(Task):
     archives: ClassVar[Mapping[str, str]] = {}  # what they come packed in, and the folder that it fills
     first_recipe: ClassVar[Recipe] = FIRST_RECIPE
     later_recipe: ClassVar[Recipe] = LATER_RECIPE
+    # faster on CPUs than 128, and the same bits: what passes between layers stays in the cache
+    eval_batch_size: ClassVar[int] = 64
     mean: ClassVar[tuple[float, float, float]]
     std: ClassVar[tuple[float, float, float]]
 
