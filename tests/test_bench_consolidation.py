@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from mcit.bench import consolidation
+from mcit.cli import main
 from mcit.consolidation import ConsolidationManager
 
 
@@ -38,7 +39,7 @@ def test_two_numbers_are_held_per_weight_whatever_the_number_of_tasks(result):
 @pytest.mark.slow
 def test_the_json_form_is_json_and_nothing_else(result, capsys, monkeypatch):
     monkeypatch.setattr(consolidation, "measure", lambda quick: {**result, "quick": quick})
-    consolidation.main(as_json=True, quick=True)
+    assert main(["bench", "consolidation", "--json", "--quick"]) == 0
     assert json.loads(capsys.readouterr().out) == result
 
 

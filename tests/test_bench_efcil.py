@@ -12,6 +12,7 @@ from torch.testing import assert_close
 from mcit.bench import efcil
 from mcit.bench.efcil import PARTS, OurPipeline, Size
 from mcit.bench.plain import PlainImages, PlainPipeline, _Batches
+from mcit.cli import main
 
 SIZE = Size(batch=4, steps=2, rounds=2)
 
@@ -55,7 +56,7 @@ def test_the_widths_of_the_goals_are_measured_fully_and_in_a_first_look():
 
 def test_the_json_form_is_json_and_nothing_else(result, capsys, monkeypatch):
     monkeypatch.setattr(efcil, "measure", lambda quick: {**result, "quick": quick})
-    efcil.main(as_json=True, quick=True)
+    assert main(["bench", "efcil", "--json", "--quick"]) == 0
     assert json.loads(capsys.readouterr().out) == result
 
 

@@ -6,7 +6,6 @@ slows both sides alike.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from typing import Any
@@ -29,15 +28,6 @@ GOALS = {
     "penalty_over_floor": ("at most", 2.0),
     "importance_over_pass": ("at most", 2.0),
 }
-
-
-def main(as_json: bool = False, quick: bool = False) -> None:
-    """Measure, and print a table or JSON."""
-    result = measure(quick)
-    if as_json:
-        print(json.dumps(result, indent=1))
-    else:
-        print_result(result)
 
 
 def measure(quick: bool = False) -> dict[str, Any]:

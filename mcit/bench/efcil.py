@@ -9,7 +9,6 @@ alternate and the median of their ratios counts, so that a busy machine slows bo
 from __future__ import annotations
 
 import copy
-import json
 import statistics
 import time
 from collections import Counter
@@ -52,15 +51,6 @@ class Size:
 
 FULL = {16: Size(128, 8, 5), 64: Size(128, 2, 3)}
 QUICK = {16: Size(32, 2, 3), 64: Size(16, 1, 3)}
-
-
-def main(as_json: bool = False, quick: bool = False) -> None:
-    """Measure, and print tables or JSON."""
-    result = measure(quick)
-    if as_json:
-        print(json.dumps(result, indent=1))
-    else:
-        print_result(result)
 
 
 def measure(quick: bool = False, sizes: dict[int, Size] | None = None) -> dict[str, Any]:

@@ -34,15 +34,6 @@ SIZE = (640, 480)
 BATCH = 16
 
 
-def main(as_json: bool = False, quick: bool = False) -> None:
-    """Measure, and print a table or JSON."""
-    result = measure(quick)
-    if as_json:
-        print(json.dumps(result, indent=1))
-    else:
-        print_result(result)
-
-
 def measure(quick: bool = False) -> dict[str, Any]:
     """Images a second through a real task's loader, and what the ways of packing cost; `quick` takes fewer images."""
     count = 16 if quick else 96

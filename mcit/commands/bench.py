@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from importlib import import_module
 
 HELP = "measure speed on this machine"
@@ -16,5 +17,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    import_module(f"mcit.bench.{arguments.what}").main(as_json=arguments.json, quick=arguments.quick)
+    """Measure, and print tables or JSON."""
+    bench = import_module(f"mcit.bench.{arguments.what}")
+    result = bench.measure(arguments.quick)
+    if arguments.json:
+        print(json.dumps(result, indent=1))
+    else:
+        bench.print_result(result)
     return 0
