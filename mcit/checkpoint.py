@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -17,13 +16,18 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from mcit.errors import McitError
+from mcit.files import digest_file, flush
+
 FORMAT = "mcit checkpoint 1"
-STATE, SUMS = "state.json", "SHA256SUMS"  # `sha256sum -c SHA256SUMS` verifies a checkpoint by hand
+STATE = "state.json"
+SUMS = "SHA256SUMS"  # `sha256sum -c SHA256SUMS` verifies a checkpoint by hand
+TENSORS = ".safetensors"
 PHASES = ("fit", "fitted", "done")  # within a task's steps, after them, and after its scores are known
 _NAME = re.compile(r"(\d+)-(?:(fit)-(\d+)|(fitted)|(done))")
 
 
-class CheckpointError(OSError):
+class CheckpointError(McitError, OSError):
     """A checkpoint that cannot be written, or that cannot be gone on from."""
 
 
@@ -62,10 +66,9 @@ def write_checkpoint(path: Path, snapshot: Snapshot, yield_to_others: bool = Fal
         if yield_to_others and path.exists():
             shutil.rmtree(draft)
             return
-        if path.exists():
-            shutil.rmtree(path)
+        discard(path)
         os.replace(draft, path)
-        _flush(path.parent)
+        flush(path.parent)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(draft, ignore_errors=True)
         reason = getattr(error, "strerror", None) or str(error)
@@ -76,33 +79,57 @@ def write_checkpoint(path: Path, snapshot: Snapshot, yield_to_others: bool = Fal
 
 
 def read_checkpoint(path: Path) -> Snapshot:
-    """The snapshot of a folder, verified; one that is damaged or of another version is a CheckpointError."""
-    verify_checkpoint(path)
-    about = json.loads((path / STATE).read_text(encoding="utf-8"))
-    return Snapshot(about, {file.stem: load_file(file) for file in sorted(path.glob("*.safetensors"))})
-
-
-def verify_checkpoint(path: Path) -> None:
-    """Every file has the digest that was noted when it was written, and the format is this one."""
+    """Return the snapshot of a folder, verified; raise a CheckpointError if it is damaged or of another version."""
+    about, names = verify_checkpoint(path)
+    files = [path / name for name in names if name.endswith(TENSORS)]
     try:
-        lines = (path / SUMS).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DamagedError(f"checkpoint {path} is damaged: {SUMS} cannot be read ({error})") from None
-    noted = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+        return Snapshot(about, {file.stem: load_file(file) for file in files})
+    except SafetensorError as error:
+        raise DamagedError(f"checkpoint {path} is damaged: its tensors cannot be read ({error})") from None
+
+
+def verify_checkpoint(path: Path) -> tuple[dict[str, Any], list[str]]:
+    """Return the JSON values of a checkpoint and the names of its files, without reading the tensors.
+
+    Raise a DamagedError unless its files are those that are listed, as they were written, and no others; raise a
+    CheckpointError if the format is another.
+    """
+    noted = _read_sums(path)
     if STATE not in noted:
         raise DamagedError(f"checkpoint {path} is damaged: {SUMS} does not name {STATE}")
+    stray = sorted({entry.name for entry in path.iterdir()} - {SUMS, *noted})
+    if stray:
+        raise DamagedError(f"checkpoint {path} is damaged: {SUMS} does not name {stray[0]}")
     for name, digest in noted.items():
         file = path / name
         if not file.is_file():
             raise DamagedError(f"checkpoint {path} is damaged: {name} is missing")
-        if _digest(file) != digest:
+        if digest_file(file) != digest:
             raise DamagedError(f"checkpoint {path} is damaged: {name} is not as it was written")
-    found = json.loads((path / STATE).read_text(encoding="utf-8")).get("format")
+    about = _read_state(path)
+    found = about.get("format")
     if found != FORMAT:
         raise CheckpointError(
             f"checkpoint {path} has the format {found!r} where this version of mcit reads {FORMAT!r}: "
             "go on with the version that wrote it, or start the run anew with --overwrite"
         )
+    unlisted = sorted({*about.get("files", [])} - {*noted})
+    if unlisted:
+        raise DamagedError(f"checkpoint {path} is damaged: {SUMS} does not name {unlisted[0]}")
+    return about, sorted(noted)
+
+
+def find_blocked_names(folder: Path) -> list[Path]:
+    """Return what has the name of a checkpoint and is no folder, so that none could be written or read there."""
+    return sorted(path for path in list_checkpoints(folder) if not path.is_dir())
+
+
+def discard(path: Path) -> None:
+    """Remove a checkpoint, or whatever else has its name; nothing there is as good."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def prune_checkpoints(folder: Path, keep: int) -> None:
@@ -144,15 +171,46 @@ def unpack(value: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def _write_files(folder: Path, snapshot: Snapshot) -> None:
-    for part, tensors in snapshot.parts.items():
-        if tensors:
-            save_file(_separate(tensors), folder / f"{part}.safetensors")
-    about = json.dumps({"format": FORMAT, **snapshot.about}, ensure_ascii=False)
+    names = [f"{part}{TENSORS}" for part, tensors in snapshot.parts.items() if tensors]
+    for name in names:
+        save_file(_separate(snapshot.parts[name.removesuffix(TENSORS)]), folder / name)
+    # the names are kept twice: a file that is gone together with its line in the list is missed all the same
+    about = json.dumps({"format": FORMAT, "files": names, **snapshot.about}, ensure_ascii=False)
     (folder / STATE).write_text(about + "\n", encoding="utf-8")
     files = sorted(folder.iterdir())
-    (folder / SUMS).write_text("".join(f"{_digest(file)}  {file.name}\n" for file in files), encoding="utf-8")
+    sums = "".join(f"{digest_file(file)}  {file.name}\n" for file in files)
+    (folder / SUMS).write_text(sums, encoding="utf-8")
     for path in (*files, folder / SUMS, folder):
-        _flush(path)
+        flush(path)
+
+
+def _read_state(path: Path) -> dict[str, Any]:
+    try:
+        about = json.loads((path / STATE).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DamagedError(f"checkpoint {path} is damaged: {STATE} is not valid JSON ({error})") from None
+    if not isinstance(about, dict):
+        raise DamagedError(f"checkpoint {path} is damaged: {STATE} holds a {type(about).__name__}, not an object")
+    return about
+
+
+def _read_sums(path: Path) -> dict[str, str]:
+    """Return the digest of every file that a checkpoint's list names."""
+    listed = path / SUMS
+    # a pipe in its place would keep a reader waiting
+    if not listed.is_file():
+        raise DamagedError(f"checkpoint {path} is damaged: {SUMS} cannot be read (there is no such file)")
+    try:
+        lines = listed.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DamagedError(f"checkpoint {path} is damaged: {SUMS} cannot be read ({error})") from None
+    noted = {}
+    for line in lines:
+        digest, _, name = line.partition("  ")
+        if name in noted:
+            raise DamagedError(f"checkpoint {path} is damaged: {SUMS} names {name} twice")
+        noted[name] = digest
+    return noted
 
 
 def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -165,23 +223,6 @@ def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         found[name] = tensor.clone() if memory in memories else tensor
         memories.add(memory)
     return found
-
-
-def _digest(file: Path) -> str:
-    whole = hashlib.sha256()
-    with file.open("rb") as opened:
-        while block := opened.read(1 << 20):
-            whole.update(block)
-    return whole.hexdigest()
-
-
-def _flush(path: Path) -> None:
-    """Onto the disk, also if the machine loses power right after."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _place(name: str) -> tuple[int, int, int] | None:

@@ -3,52 +3,75 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
+import traceback
 from collections.abc import Sequence
 from importlib import import_module
 
 import mcit
-from mcit.config import ConfigError
+from mcit.arguments import Parser
+from mcit.errors import McitError
+from mcit.printable import printable
 
 # files in mcit/commands/, in the order of the help
 COMMANDS = ("run", "report", "explore", "sweep", "reproduce", "doctor", "prepare", "bench", "list")
+REFUSED = 2
+INTERRUPTED = 130
+UNHEARD = 141  # as a shell counts a process that SIGPIPE ended
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; a problem the user can mend is one message and exit code 2."""
+    """Run one command; a problem that the user can fix is one message and exit code 2."""
     given = sys.argv[1:] if argv is None else list(argv)
-    arguments = _parser().parse_args(given)
-    arguments.given = shlex.join(["mcit", *given])
+    parser = _parser()
+    arguments = parser.parse_args(given)
     if not hasattr(arguments, "command"):
-        _parser().print_help()
+        parser.print_help()
         return 0
-    from mcit.registry import UnknownName
-    from mcit.task import DataError
-
+    arguments.given = shlex.join(["mcit", *given])
     try:
-        return arguments.command(arguments) or 0
-    except (ConfigError, DataError, UnknownName, OSError, FloatingPointError) as error:
-        print(f"mcit: {_say(error)}", file=sys.stderr)
-        return 2
+        code = arguments.command(arguments) or 0
+        # here and not at the end of the process, where nobody could answer for a pipe that is closed
+        sys.stdout.flush()
+    except McitError as error:
+        if arguments.debug:
+            traceback.print_exc()
+        print(f"mcit: {printable(_say(error))}", file=sys.stderr)
+        return REFUSED
+    except BrokenPipeError:
+        # whoever reads the output, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return UNHEARD
     except KeyboardInterrupt:
         print("mcit: interrupted", file=sys.stderr)
-        return 130
+        return INTERRUPTED
+    return code
 
 
 def _say(error: Exception) -> str:
-    """What an error says; one out of a loader's worker comes wrapped in that worker's traceback."""
+    """Return what an error says; one out of a loader's worker comes wrapped in that worker's traceback."""
     text = str(error)
-    return text.rpartition(f"{type(error).__name__}: ")[2].strip() if "Original Traceback" in text else text
+    if "Original Traceback" not in text:
+        return text
+    return text.rpartition(f"{type(error).__name__}: ")[2].strip()
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="mcit", description=mcit.__doc__)
+    parser = Parser(prog="mcit", description=mcit.__doc__)
     parser.add_argument("--version", action="version", version=f"mcit {mcit.__version__}")
+    _add_debug(parser, default=False)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for name in COMMANDS:
         command = import_module(f"mcit.commands.{name}")
         options = commands.add_parser(name, help=command.HELP)
         command.add_options(options)
+        # without a default of its own it leaves alone what stood before the command
+        _add_debug(options, default=argparse.SUPPRESS)
         options.set_defaults(command=command.run)
     return parser
+
+
+def _add_debug(parser: argparse.ArgumentParser, default: bool | str) -> None:
+    parser.add_argument("--debug", action="store_true", default=default, help="show the traceback of every error")

@@ -15,6 +15,7 @@ from mcit.parsing import ConfigError, Selection, kind_of, parse, suggest, to_dic
 from mcit.yaml_text import dump_yaml, load_yaml, read_value
 
 __all__ = [
+    "NO_TASKS",
     "CheckpointConfig",
     "ConfigError",
     "LoraConfig",
@@ -22,6 +23,8 @@ __all__ = [
     "RunConfig",
     "Selection",
     "TrainingConfig",
+    "cache_root",
+    "find_path_problems",
     "layer",
     "override",
     "own_folders",
@@ -31,6 +34,9 @@ __all__ = [
     "to_dict",
     "to_yaml",
 ]
+
+
+NO_TASKS = "no tasks are given: use --order vqa,nlvr2,snli-ve,vcr or --order shapes:5x4"
 
 
 def _check_ranges(config: Any, **ranges: tuple[int, int | None]) -> None:
@@ -84,6 +90,9 @@ class TrainingConfig:
     log_every: int = 20
     split: Literal["eval", "test"] = "eval"  # what is scored; few tasks have a labelled test split
     score_before: bool = False  # score each task before it is learned too, for forward transfer
+    # After a task's steps, one pass over its training data in train mode updates BatchNorm's running statistics, before
+    # anything is measured or scored, for every method; a network without BatchNorm has nothing to refresh.
+    refresh_batchnorm: bool = False
 
     def __post_init__(self) -> None:
         _check_ranges(self, accumulate=(1, None), workers=(0, None), log_every=(1, None))
@@ -133,6 +142,43 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         _check_ranges(self, seed=(0, 2**32 - 1))
+        names = ("output", "data_root", "single")
+        problems = [problem for name in names for problem in find_path_problems(name, getattr(self, name))]
+        if problems:
+            raise ConfigError(problems)
+
+
+def find_path_problems(option: str, name: str | None) -> list[str]:
+    """Return why a folder cannot have this name; None, for no folder, has no problem.
+
+    A run writes the names of its folders into text files.
+    """
+    if name is None:
+        return []
+    if not name:
+        return [f"'{option}' is empty; give the name of a folder, or leave it out"]
+    if "\0" in name:
+        return [f"'{option}' is {name!r}, and no folder's name can hold a zero byte"]
+    try:
+        name.encode("utf-8")
+    except UnicodeEncodeError:
+        return [f"'{option}' is {name!r}, which is not valid UTF-8; rename the folder or choose another"]
+    return []
+
+
+def cache_root() -> Path:
+    """Return the folder of what is kept between runs: `$MCIT_CACHE`, or `~/.cache/mcit`.
+
+    Raise a ConfigError if there is neither.
+    """
+    named = os.environ.get("MCIT_CACHE")
+    try:
+        return Path(named).expanduser() if named else Path.home() / ".cache" / "mcit"
+    except RuntimeError as error:
+        where = f"MCIT_CACHE is {named!r}" if named else "HOME is not set"
+        raise ConfigError(
+            [f"there is no folder for caches ({where}: {error}); set MCIT_CACHE to a folder that may be written to"]
+        ) from None
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
@@ -148,9 +194,10 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError([f"{path} cannot be read as a configuration file: {error.strerror}"]) from None
     if data is None:
-        return {}
+        example = "write what differs from the defaults, such as `order: [vqa, nlvr2]`"
+        raise ConfigError([f"{path} is empty, or holds nothing but comments; {example}"])
     if not isinstance(data, dict):
-        raise ConfigError([f"{path} holds a {kind_of(data)} where a mapping of names to values is needed"])
+        raise ConfigError([f"{path} holds a {kind_of(data)} where names with values are expected, such as `seed: 1`"])
     return data
 
 
@@ -180,7 +227,7 @@ def override(data: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, A
         key, equals, text = assignment.partition("=")
         names = key.strip().split(".")
         if not equals or not all(names):
-            problems.append(f"override {assignment!r} is not of the form name=value or section.name=value")
+            problems.append(f"override {assignment!r} is not of the form name=value, such as method.strength=1e4")
             continue
         target = result
         for depth, name in enumerate(names[:-1]):

@@ -34,7 +34,7 @@ class Diagnosis:
         return (
             f"stiffness reaches {self.max_stiffness:.3g} and steps are stable only below {self.limit:.3g} "
             f"({self.share_unstable:.2%} of the weights are beyond): lower the strength, cap the importance, "
-            "or use the proximal penalty"
+            "or use the proximal penalty, which is stable for any"
         )
 
     def figures(self) -> dict[str, float]:

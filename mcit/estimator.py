@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args, get_origin, get_type_hints
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mcit.config import ConfigError
+from mcit.config import ConfigError, suggest
+from mcit.draws import draw_uniform
 
 # One backward pass per class: beyond this many, exact labels cost more than they tell.
 MOST_EXACT_CLASSES = 256
+
+
+class EstimatorError(ConfigError):
+    """Choices that no estimator has, or that contradict each other; one line each."""
+
+    def __init__(self, problems: Iterable[str]):
+        super().__init__(problems)
+        # of a call in somebody's own program, not of a configuration
+        self.args = ("; ".join(self.problems),)
+
+
+class OneClassError(ValueError):
+    """Class ids of a single output: the softmax of one class is constant, and nothing can be measured."""
 
 
 @dataclass(frozen=True)
@@ -23,17 +35,21 @@ class Estimator:
     """How much a weight matters, spelled out. `describe()` is the line that goes beside every result.
 
     score: what is differentiated. plain: the negative log-likelihood (EWC). reversed: the same with the logits negated
-        (EWC-DR). log_odds: the log-odds of the label. output_norm: the length of the logit vector (MAS).
+        (EWC-DR). log_odds: the log-odds of the label. output_norm: the length of the logit vector (MAS). custom: a
+        function of one's own, given to `measure_importance(score=function)`; `function` is its name.
     labels: true; predicted (the likeliest); sampled (drawn from the model); all (every label, weighted: exact Fisher).
     unit: example (mean of squared per-example gradients, whatever the batch size) or batch (mean of squared batch-mean
         gradients, which is another quantity and depends on the batch size). output_norm takes absolute values instead.
     mode: the network's mode while it is measured.
     cap: upper limit of every importance. samples: a count, a fraction of the data, or None for all; drawn with `seed`.
     reversal: for soft multi-label targets. norm: for output_norm. shuffle: permute within each tensor, as a control.
+    Of text, an example is a whole answer (see mcit/answer_scores.py). odds: log_odds of the whole sequence or of each
+        token. length: a sum over the answer's tokens, or their mean. candidates: reversed among so many of the
+        likeliest tokens. centered: output_norm of logits less their mean; None: for text only.
     update_buffers: keep what BatchNorm's statistics became (unit batch, mode train), as the EWC-DR release does.
     """
 
-    score: Literal["plain", "reversed", "log_odds", "output_norm"] = "plain"
+    score: Literal["plain", "reversed", "log_odds", "output_norm", "custom"] = "plain"
     labels: Literal["true", "predicted", "sampled", "all"] = "true"
     unit: Literal["example", "batch"] = "example"
     mode: Literal["eval", "train"] = "eval"
@@ -44,33 +60,47 @@ class Estimator:
     shuffle: bool = False
     update_buffers: bool = False
     seed: int = 0
+    function: str = ""
+    odds: Literal["sequence", "token"] = "sequence"
+    length: Literal["sum", "mean"] = "sum"
+    candidates: int | None = None
+    centered: bool | None = None
 
     def __post_init__(self) -> None:
-        problems = [
-            f"estimator.{field.name} is {getattr(self, field.name)!r} (choices: {', '.join(choices)})"
-            for field in dataclasses.fields(self)
-            if (choices := _CHOICES.get(field.name)) and getattr(self, field.name) not in choices
-        ]
+        problems = []
+        for name, hint in get_type_hints(type(self)).items():
+            value = getattr(self, name)
+            if get_origin(hint) is Literal and value not in get_args(hint):
+                choices = get_args(hint)
+                near = suggest(str(value), choices)
+                problems.append(f"estimator.{name} is {value!r}{near} (choices: {', '.join(choices)})")
         if self.cap is not None and not self.cap > 0:
             problems.append(f"estimator.cap must be above 0, found {self.cap}; leave it out for no cap")
         if self.samples is not None and not _is_budget(self.samples):
             problems.append(
                 f"estimator.samples must be a count from 1 or a fraction above 0 and up to 1.0, found {self.samples!r}"
             )
+        if self.candidates is not None and self.candidates < 2:
+            problems.append(f"estimator.candidates must be at least 2, found {self.candidates}")
         if self.unit == "batch" and self.labels == "all":
             problems.append("labels 'all' weighs every label of every example: it needs unit 'example'")
         if self.update_buffers and (self.unit, self.mode) != ("batch", "train"):
             problems.append("update_buffers reproduces the EWC-DR release and needs unit 'batch' and mode 'train'")
         problems += self._find_ignored()
         if problems:
-            raise ConfigError(problems)
+            raise EstimatorError(problems)
 
     def _find_ignored(self) -> list[str]:
         """Choices that would change nothing: whoever made them expects something else."""
         ignored = {
-            f"labels {self.labels!r}": self.score == "output_norm" and self.labels != "true",
+            f"labels {self.labels!r}": self.score in ("output_norm", "custom") and self.labels != "true",
+            f"function {self.function!r}": self.score != "custom" and self.function != "",
             f"norm {self.norm!r}": self.score != "output_norm" and self.norm != "l2",
             f"reversal {self.reversal!r}": self.score != "reversed" and self.reversal != "positives",
+            f"odds {self.odds!r}": self.score != "log_odds" and self.odds != "sequence",
+            f"candidates {self.candidates}": self.score != "reversed" and self.candidates is not None,
+            f"centered {self.centered}": self.score != "output_norm" and self.centered is not None,
+            f"length {self.length!r}": self.score == "custom" and self.length != "sum",
         }
         return [
             f"{choice} has no meaning for score {self.score!r}: leave it out"
@@ -89,8 +119,10 @@ class Estimator:
         size = "absolute" if self.absolute else "squared"
         of = "" if self.unit == "example" else "batch-mean "
         parts = [f"score {self._describe_score()}"]
-        if not self.absolute:
+        if self.score not in ("output_norm", "custom"):
             parts.append(f"labels {self.labels}" + (f" (seed {self.seed})" if self.labels == "sampled" else ""))
+        if self.length != "sum":
+            parts.append("mean over the tokens of an answer")
         parts.append(f"mode {self.mode}" + (", buffers updated" if self.update_buffers else ""))
         parts.append("all samples" if self.samples is None else f"samples {self.samples} (seed {self.seed})")
         parts.append("no cap" if self.cap is None else f"cap {self.cap:g}")
@@ -100,20 +132,18 @@ class Estimator:
 
     def _describe_score(self) -> str:
         if self.score == "output_norm":
-            return "output_norm (‖z‖₂)" if self.norm == "l2" else "output_norm (‖z‖₂²)"
+            norm = "‖z‖₂" if self.norm == "l2" else "‖z‖₂²"
+            logits = {None: "", True: ", centered", False: ", not centered"}[self.centered]
+            return f"output_norm ({norm}{logits})"
+        if self.score == "log_odds" and self.odds == "token":
+            return "log_odds (of each token)"
+        if self.candidates is not None:
+            return f"reversed (among the {self.candidates} likeliest tokens)"
+        if self.score == "custom":
+            return f"custom ({self.function})"
         if self.score == "reversed" and self.reversal != "positives":
             return f"reversed ({self.reversal} where multi-label)"
         return self.score
-
-
-_CHOICES = {
-    "score": ("plain", "reversed", "log_odds", "output_norm"),
-    "labels": ("true", "predicted", "sampled", "all"),
-    "unit": ("example", "batch"),
-    "mode": ("eval", "train"),
-    "reversal": ("positives", "literal", "softmax"),
-    "norm": ("l2", "squared_l2"),
-}
 
 
 def score_examples(estimator: Estimator, logits: Tensor, target: Tensor, position: Tensor) -> Iterator[Tensor]:
@@ -122,9 +152,16 @@ def score_examples(estimator: Estimator, logits: Tensor, target: Tensor, positio
     `target` holds class ids [batch] (also the right one of several choices) or soft labels [batch, outputs].
     `position` [batch] tells the examples apart where labels are sampled, whatever their batch or process.
     """
+    if estimator.score == "custom":
+        raise ValueError("score 'custom' needs a function: measure_importance(model, loader, score=function)")
     target = target if target.is_floating_point() else target.long()
+    _refuse_text_options(estimator)
     _check_shapes(logits, target)
+    if estimator.score != "output_norm":
+        _refuse_one_class(logits, target)
     if estimator.score == "output_norm":
+        if estimator.centered:
+            logits = logits - logits.mean(dim=1, keepdim=True)
         yield logits.norm(dim=1) if estimator.norm == "l2" else logits.square().sum(dim=1)
     elif estimator.labels != "all":
         yield _score(estimator, logits, _choose_labels(estimator, logits, target, position))
@@ -159,8 +196,6 @@ def _multi_label_nll(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def _log_odds(logits: Tensor, labels: Tensor) -> Tensor:
-    if logits.shape[1] < 2:
-        raise ValueError("log-odds need at least two classes, the logits have one")
     own = F.one_hot(labels, logits.shape[1]).bool()  # [batch, classes]
     rest = logits.masked_fill(own, -torch.inf).logsumexp(dim=1)
     return logits.gather(1, labels[:, None]).squeeze(1) - rest
@@ -197,17 +232,8 @@ def _choose_labels(estimator: Estimator, logits: Tensor, target: Tensor, positio
 
 
 def _draw(seed: int, position: Tensor, columns: int) -> Tensor:
-    """Uniform numbers [batch, columns] that depend on the seed and the example only (a counter-based generator)."""
-    with np.errstate(over="ignore"):
-        counter = position.cpu().numpy().astype(np.uint64)[:, None] * np.uint64(columns) + np.arange(
-            columns, dtype=np.uint64
-        )
-        bits = counter + np.uint64(seed % 2**64) * np.uint64(0x9E3779B97F4A7C15)
-        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-            bits = (bits + np.uint64(0x9E3779B97F4A7C15)) ^ (bits >> np.uint64(shift))
-            bits = bits * np.uint64(factor)
-        bits ^= bits >> np.uint64(31)
-    return torch.from_numpy((bits >> np.uint64(11)).astype(np.float64) * 2.0**-53)
+    """Return uniform numbers [batch, columns] that depend on the seed and the example only."""
+    return draw_uniform(seed, position.cpu()[:, None] * columns + torch.arange(columns))
 
 
 def _refuse_many_classes(logits: Tensor) -> None:
@@ -218,23 +244,63 @@ def _refuse_many_classes(logits: Tensor) -> None:
         )
 
 
+def _refuse_text_options(estimator: Estimator) -> None:
+    meant = {
+        "odds": estimator.odds != "sequence",
+        "length": estimator.length != "sum",
+        "candidates": estimator.candidates is not None,
+    }
+    for name, is_set in meant.items():
+        if is_set:
+            raise ValueError(f"estimator.{name} is for answers in words, and these logits are of classes: leave it out")
+
+
 def _check_shapes(logits: Tensor, target: Tensor) -> None:
     if logits.ndim != 2:
-        raise ValueError(f"logits must be [batch, outputs], found {list(logits.shape)}")
-    expected = logits.shape if target.is_floating_point() else logits.shape[:1]
-    if target.shape != expected:
         raise ValueError(
-            f"logits {list(logits.shape)} need class ids [{logits.shape[0]}] or soft labels {list(logits.shape)}, "
-            f"found {target.dtype} {list(target.shape)}"
+            f"logits must be [batch, outputs], found {list(logits.shape)}; for any other model or loss pass "
+            "score=function, where function(model, batch) gives one number per example, [batch]"
         )
-    if (
-        not target.is_floating_point()
-        and len(target)
-        and not 0 <= int(target.min()) <= int(target.max()) < logits.shape[1]
-    ):
+    if target.is_floating_point():
+        _check_soft_labels(logits, target)
+    else:
+        _check_class_ids(logits, target)
+
+
+def _check_soft_labels(logits: Tensor, target: Tensor) -> None:
+    if target.shape != logits.shape:
+        raise _unfit(logits, target)
+    if target.numel() and not bool(((target >= 0) & (target <= 1)).all()):
+        found = f"{float(target.min()):g}..{float(target.max()):g}"
+        raise ValueError(
+            f"float targets are soft labels and must lie in 0..1, found {found}. "
+            "Regression needs the negative log-likelihood of its own error model: pass score=function, such as "
+            "lambda model, batch: (model(batch[0]) - batch[1]).square().sum(dim=1) / 2 for Gaussian errors"
+        )
+
+
+def _check_class_ids(logits: Tensor, target: Tensor) -> None:
+    if target.shape != logits.shape[:1]:
+        raise _unfit(logits, target)
+    if len(target) and not 0 <= int(target.min()) <= int(target.max()) < logits.shape[1]:
         raise ValueError(
             f"class ids must lie in 0..{logits.shape[1] - 1}, found {int(target.min())}..{int(target.max())}"
         )
+
+
+def _refuse_one_class(logits: Tensor, target: Tensor) -> None:
+    if logits.shape[1] == 1 and not target.is_floating_point():
+        raise OneClassError(
+            "the logits have one output and the targets are class ids: the softmax of one class is constant, and so is "
+            "every score; for a yes-no answer give soft labels, a float tensor [batch, 1] of 0 and 1"
+        )
+
+
+def _unfit(logits: Tensor, target: Tensor) -> ValueError:
+    return ValueError(
+        f"logits {list(logits.shape)} need class ids [{logits.shape[0]}] or soft labels {list(logits.shape)}, "
+        f"found {target.dtype} {list(target.shape)}"
+    )
 
 
 def _is_budget(samples: int | float) -> bool:

@@ -126,8 +126,8 @@ class Method:
         """The steps after begin_task were taken elsewhere; the learner has the weights they led to."""
 
     def describe(self) -> str:
-        """One line for reports: what is measured and how it is held."""
-        return "no protection"
+        """One line for reports: what is measured and how it is held. Write it: only the method itself knows."""
+        return "no description"
 
     def bytes_held(self) -> int:
         """Memory that the method adds."""

@@ -21,6 +21,8 @@ class ScoreMatrix:
     There may be fewer rows than tasks: the sequence is then under way. `before[j]` is the score on task j just before
     it was learned, None where it was not measured. `seen[t]` is given where the average over all tasks seen is not the
     mean of the row, as for pooled classes; `old[t]` likewise, over all tasks before t, None for the first.
+    `class_incremental` says that one classifier answers among all classes seen so far: chance then falls with every
+    class that is added, and a task can lose all of its score.
     """
 
     tasks: tuple[str, ...]
@@ -29,6 +31,7 @@ class ScoreMatrix:
     before: tuple[float | None, ...] = ()
     seen: tuple[float, ...] = ()
     old: tuple[float | None, ...] = ()
+    class_incremental: bool = False
 
     def __post_init__(self) -> None:
         for name in ("tasks", "chance", "before", "seen", "old"):
@@ -46,7 +49,7 @@ class ScoreMatrix:
         old: float | None = None,
     ) -> ScoreMatrix:
         """The matrix with the scores after one more task; `before` is that task's own score before it was learned."""
-        known = self.before + (None,) * (len(self.rows) - len(self.before))
+        known = _pad(self.before, len(self.rows))
         return replace(
             self,
             rows=(*self.rows, tuple(row)),
@@ -58,7 +61,10 @@ class ScoreMatrix:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ScoreMatrix:
         """The matrix that `to_dict` wrote."""
-        matrix = cls(data["tasks"], data["chance"], data["matrix"], data.get("before", ()))
+        pooled = data.get("track") == "efcil"
+        matrix = cls(
+            data["tasks"], data["chance"], data["matrix"], before=data.get("before", ()), class_incremental=pooled
+        )
         # Averages that only repeat the rows are not kept as data of their own.
         seen = () if tuple(data["seen"]) == average_seen(matrix) else data["seen"]
         old = tuple(data["metrics"].get("A_old", ()))
@@ -113,16 +119,23 @@ def forgetting(matrix: ScoreMatrix) -> float | None:
 
 
 def forgetting_transfer(matrix: ScoreMatrix, baseline: Baseline = "chance") -> tuple[tuple[float | None, ...], ...]:
-    """100 (a_jj - a_tj) / (a_jj - baseline_j) for every earlier task j of every row t, in percent.
+    """Return 100 (a_jj - a_tj) / (a_jj - floor_j) for every earlier task j of every row t, in percent.
 
-    The baseline is the chance level, as in published tables, or the score measured before the task was learned.
+    The floor is the chance level, as in CLiMB's tables, and 0 of class-incremental tasks: a classifier over all classes
+    can score nothing on the old ones, and a share of more than all could not be read. With the baseline `measured` it
+    is the score before the task was learned.
     """
     learned = score_when_learned(matrix)
-    floor = matrix.chance if baseline == "chance" else matrix.before + (None,) * (len(learned) - len(matrix.before))
+    floor = find_floor(matrix) if baseline == "chance" else _pad(matrix.before, len(learned))
     return tuple(
         tuple(_share(learned[task] - row[task], learned[task], floor[task]) for task in range(len(row) - 1))
         for row in matrix.rows
     )
+
+
+def find_floor(matrix: ScoreMatrix) -> tuple[float, ...]:
+    """Return the score of each task at which nothing of it is left: chance, or 0 of class-incremental tasks."""
+    return (0.0,) * len(matrix.tasks) if matrix.class_incremental else matrix.chance
 
 
 def forgetting_transfer_average(matrix: ScoreMatrix, baseline: Baseline = "chance") -> tuple[float | None, ...]:
@@ -167,6 +180,10 @@ def to_dict(matrix: ScoreMatrix, single: Mapping[str, float] | None = None) -> d
         "seen": list(average_seen(matrix)),
         "metrics": metrics,
     }
+
+
+def _pad(values: Sequence[float | None], length: int) -> tuple[float | None, ...]:
+    return (*values, *[None] * (length - len(values)))
 
 
 def _share(lost: float, learned: float, floor: float | None) -> float | None:

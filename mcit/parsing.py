@@ -11,20 +11,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from mcit.errors import McitError
 from mcit.yaml_text import read_value
 
 T = TypeVar("T")
 _MISSING = object()
+LARGEST = 3.4028234663852886e38  # in single precision, in which networks are trained
 _NAMES = {int: "a whole number", float: "a number", str: "text", bool: "true or false", Path: "a path"}
 
 
-class ConfigError(ValueError):
-    """Everything that is wrong with a configuration, one line each."""
+class ConfigError(McitError, ValueError):
+    """Everything that is wrong with options, one line each; they may come from a file, a command or a call."""
 
     def __init__(self, problems: Iterable[str]):
         self.problems = list(problems)
-        lead = "the configuration has a problem:" if len(self.problems) == 1 else "the configuration has problems:"
-        super().__init__("\n  - ".join([lead, *self.problems]))
+        if len(self.problems) == 1:
+            text = self.problems[0]
+        else:
+            text = "\n  - ".join([f"{len(self.problems)} problems:", *self.problems])
+        super().__init__(text)
 
 
 @dataclass(frozen=True)
@@ -58,12 +63,29 @@ def to_dict(config: Any) -> Any:
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?` where a known word is near, else nothing."""
-    known, word = sorted(known), word.lower()
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
-    # a word that merely starts or ends like `word` counts too: nlvr -> nlvr2
-    close = close or [name for name in known if word and (name.startswith(word) or word.startswith(name))][:1]
-    return f"; did you mean {close[0]!r}?" if close else ""
+    """Return `; did you mean 'x'?` where a known word is near, else nothing."""
+    near = find_nearest(word, known)
+    return "" if near is None else f"; did you mean {near!r}?"
+
+
+def find_nearest(word: str, known: Iterable[str]) -> str | None:
+    """Return the known word that is most like `word`, or None where none is."""
+    ordered = sorted(known)
+    word = word.lower()
+    close = difflib.get_close_matches(word, ordered, n=1, cutoff=0.6)
+    if not close and word:
+        # a word that merely starts like `word`, or the other way round, counts too: nlvr -> nlvr2
+        close = [name for name in ordered if name.startswith(word) or word.startswith(name)]
+    return close[0] if close else None
+
+
+def describe_unknown_key(where: str, name: Any, known: Iterable[str]) -> str:
+    """Return what is wrong with a key that a section does not have."""
+    known = list(known)
+    key = f"{where}.{name}" if where else str(name)
+    if not known:
+        return f"unknown key '{key}': '{where}' has no options here, so leave it out"
+    return f"unknown key '{key}'{suggest(str(name), known)} (keys: {', '.join(known)})"
 
 
 def _parse_dataclass(cls: type, data: Any, where: str, problems: list[str], base: Any = None) -> Any:
@@ -76,10 +98,7 @@ def _parse_dataclass(cls: type, data: Any, where: str, problems: list[str], base
     hints = get_type_hints(cls)
     fields = {f.name: f for f in dataclasses.fields(cls) if f.init}
     prefix = f"{where}." if where else ""
-    for name in data:
-        if name not in fields:
-            listed = f"keys: {', '.join(fields)}" if fields else "there are none"
-            problems.append(f"unknown key '{prefix}{name}'{suggest(str(name), fields)} ({listed})")
+    problems += [describe_unknown_key(where, name, fields) for name in data if name not in fields]
     before = len(problems)
     values = {}
     for name, spec in fields.items():
@@ -122,6 +141,10 @@ def _convert(hint: Any, value: Any, where: str, problems: list[str], default: An
     if converted is _MISSING:
         problems.append(f"'{where}' must be {_NAMES.get(hint, hint.__name__)}, found {_show(value)}")
         return None
+    # written so that NaN is caught too
+    if hint is float and not abs(converted) <= LARGEST:
+        problems.append(f"'{where}' must be a finite number of single precision (up to 3.4e38), found {converted}")
+        return None
     return converted
 
 
@@ -161,7 +184,12 @@ def _convert_union(choices: tuple, value: Any, where: str, problems: list[str], 
 
 def _convert_sequence(origin: type, arguments: tuple, value: Any, where: str, problems: list[str]) -> Any:
     if isinstance(value, str):
-        value = [item.strip() for item in value.split(",") if item.strip()]
+        text = value
+        # an empty text is an empty list, but an empty item of a longer one is a slip
+        value = [item.strip() for item in text.split(",")] if text.strip() else []
+        if "" in value:
+            problems.append(f"'{where}' has an empty item: {text!r}; leave out the comma that is too many")
+            return None
     if not isinstance(value, (list, tuple)):
         problems.append(f"'{where}' must be a list, found {_show(value)}")
         return None
@@ -182,7 +210,7 @@ def _convert_scalar(hint: type, value: Any) -> Any:
     if hint in (int, float) and isinstance(value, str):
         value = _number(value)
     if hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
-        return float(value)
+        return _to_float(value)
     if hint is int and isinstance(value, float) and math.isfinite(value) and value.is_integer():
         return int(value)
     if hint is str and isinstance(value, int) and not isinstance(value, bool):
@@ -192,6 +220,13 @@ def _convert_scalar(hint: type, value: Any) -> Any:
     if isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
         return value
     return _MISSING
+
+
+def _to_float(value: int | float) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def _number(text: str) -> Any:

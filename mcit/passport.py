@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
+import os
 import platform
-import sys
+import subprocess
 import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 import mcit
+from mcit.parallel.launch import describe_command
 
 PACKAGES = ("torch", "transformers", "datasets", "accelerate", "peft", "evaluate", "safetensors", "numpy", "Pillow")
 
@@ -21,36 +22,54 @@ def make_passport(**about: Any) -> dict[str, Any]:
     """Everything that another machine needs to know to repeat a run."""
     return {
         "mcit": mcit.__version__,
-        "command": [_program(), *sys.argv[1:]],
+        "source": _describe_source(),
+        "command": describe_command(),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "python": platform.python_version(),
         "platform": platform.platform(),
+        "processor": _describe_processor(),
         "packages": {name: _version(name) for name in PACKAGES},
         "threads": torch.get_num_threads(),
         **about,
     }
 
 
-def write_json(path: Path, data: Any) -> None:
-    """Write a JSON file so that a reader sees the old one or the new one, never half of it."""
-    write_text(path, json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+def _describe_source() -> dict[str, Any] | None:
+    """Return the commit of the checkout that mcit runs from and whether files differ from it; None if it is none."""
+    root = Path(mcit.__file__).resolve().parent.parent
+    found = _ask_git(root, "rev-parse", "--show-toplevel", "HEAD")
+    # an installed mcit may lie inside somebody's repository, whose commit says nothing about it
+    if found is None or Path(found[0]).resolve() != root:
+        return None
+    return {"commit": found[1], "changed": bool(_ask_git(root, "status", "--porcelain", "--untracked-files=no"))}
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a text file so that it appears whole or not at all; an error names it."""
-    draft = path.with_name(path.name + ".tmp")
+def _ask_git(folder: Path, *words: str) -> list[str] | None:
+    """Return the lines that git prints, or None if it is not installed or fails."""
+    # a hook of another repository may have set where git looks
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(path)
-    except OSError as error:
-        draft.unlink(missing_ok=True)
-        raise OSError(error.errno, error.strerror, str(path)) from error
+        done = subprocess.run(
+            ["git", "-C", str(folder), *words],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.splitlines()
 
 
-def _program() -> str:
-    """The name of what was started, without the path to it: `mcit`, or a script such as run_sequence.py."""
-    name = Path(sys.argv[0]).name
-    return "mcit" if name in ("", "__main__.py") else name
+def _describe_processor() -> str:
+    """Return the model of the CPU, or what else is known of it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.processor() or platform.machine()
 
 
 def _version(name: str) -> str | None:

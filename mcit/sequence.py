@@ -11,24 +11,38 @@ from typing import Any
 from accelerate import Accelerator
 from torch.optim import Optimizer
 
-from mcit.checkpoint import Snapshot
-from mcit.config import to_yaml
-from mcit.importance import Importance
+from mcit.checkpoint import CheckpointError, DamagedError, Snapshot, list_checkpoints, verify_checkpoint
+from mcit.config import ConfigError, to_dict, to_yaml
+from mcit.files import write_json, write_text
 from mcit.method import Method, Stage
 from mcit.metrics import average_seen
+from mcit.parallel.launch import find_precision_problems
 from mcit.parallel.processes import agree
-from mcit.passport import make_passport, write_json, write_text
+from mcit.passport import make_passport
 from mcit.runner.interruption import Interrupted, Interruption
-from mcit.runner.keeper import Keeper, describe_place
-from mcit.runner.plan import Plan, build_learner, check_data, describe_plan, resolve
+from mcit.runner.keeper import LOST, Keeper, describe_place
+from mcit.runner.plan import Plan, build_learner, check_data, describe_data, describe_plan, resolve
 from mcit.runner.result import Result, begin_result, pool_scores, read_single, timed
-from mcit.runner.run_folder import LOG, RunLog, lock_folder, name_importance, note_resumption, prepare_folder
+from mcit.runner.run_folder import (
+    CHECKPOINTS,
+    LOG,
+    MADE_AGAIN,
+    PASSPORT,
+    SCORES,
+    RunLog,
+    find_damage,
+    find_differences,
+    is_finished,
+    lock_folder,
+    note_resumption,
+    prepare_folder,
+)
 from mcit.runner.snapshot import RunState, read_importance, read_method, restore_optimizer
 from mcit.runner.stage_cache import StageCache, describe_software
 from mcit.runner.tracking import Tracker, tracking
 from mcit.training import DivergedError, Score, Start, Trainer, check_weights
 
-__all__ = ["Plan", "Result", "begin_task", "build_learner", "check_data", "read_single", "resolve", "run"]
+__all__ = ["Plan", "Result", "begin_task", "build_learner", "check_data", "is_settled", "read_single", "resolve", "run"]
 
 Say = Callable[[str], None]
 
@@ -52,6 +66,9 @@ def run(
     A `tracker` stands in for the configuration's.
     """
     config, tracker = plan.config, tracker or plan.config.tracker
+    problems = find_precision_problems(config.training.mixed_precision)
+    if problems:
+        raise ConfigError(problems)
     accelerator = Accelerator(mixed_precision=config.training.mixed_precision, log_with=tracker, project_dir=output)
     main = accelerator.is_main_process
     with lock_folder(output) if main else nullcontext():
@@ -60,13 +77,14 @@ def run(
         learner = build_learner(plan).to(accelerator.device)
         described = describe_plan(plan)
         together = {"processes": accelerator.num_processes, "precision": accelerator.mixed_precision}
-        identity = {**described["config"], "data": described["data"], **together}
+        identity = {**described["config"], "data": describe_data(plan), **together}
+        passport = make_passport(**described) if main else None
         sequence = _Sequence(
             plan,
             trainer,
             RunState(learner, plan.method, accelerator.scaler, accelerator.process_index),
             begin_result(plan, output),
-            Keeper(output, config.checkpoint, identity, describe_software(), main),
+            Keeper(output, config.checkpoint, identity, describe_software(), passport, main=main),
             RunLog(output / LOG if main else None),
             StageCache(cache, plan, trainer, learner) if cache is not None else None,
             interruption or Interruption(),
@@ -74,7 +92,7 @@ def run(
             progress and main,
         )
         if main:  # only now that everything is found and built: an earlier run is not given up for one that cannot be
-            prepare_folder(output, config, resume, overwrite)
+            prepare_folder(output, config, resume, overwrite, sequence.say)
         for line in [line for task in plan.tasks for line in task.notices(learner.processor)]:
             sequence.say(line)
         snapshot = sequence.keeper.find(sequence.say) if resume else None
@@ -82,11 +100,41 @@ def run(
             sequence.say(f"no checkpoint in {output} yet: starting from the beginning")
         if main and snapshot is None:
             write_text(output / "config.yaml", to_yaml(config))
-            write_json(output / "passport.json", make_passport(**described))
+            write_json(output / PASSPORT, sequence.keeper.passport)
         names, cost = [task.name for task in plan.tasks], sequence.result.cost
         told = (sequence.log, accelerator, output, described["config"], names, lambda: int(cost["steps"]))
         with tracking(*told) if main else nullcontext():
             return sequence.learn(snapshot)
+
+
+def is_settled(plan: Plan, output: Path, say: Say = print) -> bool:
+    """Whether a run is finished and its files say what its last checkpoint says, so that nothing is left to do.
+
+    If that checkpoint is damaged and the only one, this is said and the files are believed.
+    """
+    if not is_finished(output):
+        return False
+    saved = list_checkpoints(output / CHECKPOINTS)
+    if not saved:
+        return True
+    try:
+        about, _ = verify_checkpoint(saved[0])
+    except CheckpointError as error:
+        if isinstance(error, DamagedError) and len(saved) > 1:
+            return False  # the one before leads to the same end
+        say(f"warning: {error}; {SCORES} cannot be compared with it")
+        return True
+    # a checkpoint of another run is refused where a run is resumed
+    if find_differences(about["identity"], {**about["identity"], **to_dict(plan.config)}):
+        return False
+    result = begin_result(plan, output)
+    result.load_state_dict(about["result"])
+    damage = find_damage(output, about, result.to_dict())
+    if any(name in MADE_AGAIN for name in damage):
+        return False
+    for name, problem in damage.items():
+        say(f"warning: {output / name} {problem}; {LOST}")
+    return True
 
 
 def begin_task(stage: Stage, method: Method) -> None:
@@ -170,8 +218,9 @@ class _Sequence:
         """After every step: save if it is time, stop if that is asked for."""
         stop, due = agree(self.interruption.asked, self.keeper.main and self.keeper.due(taken))
         self.interruption.asked = stop  # by whichever process was signalled
-        if taken == total:
-            return  # what comes next is saved, and stopped after, without the optimizer
+        if taken == total and not self.trainer.config.refresh_batchnorm:
+            # what comes next is saved, and stopped after, without the optimizer; not where a pass over the data is next
+            return
         if stop or due:
             check_weights(stage.learner, stage.task, taken, total)
             self._save(stage, "fit", taken, optimizer, {"fit_seconds": spent()}, steps=total, before=before)
@@ -183,7 +232,9 @@ class _Sequence:
         method, cost = self.plan.method, self.result.cost
         with timed(cost, "end_task_seconds"):
             method.end_task(stage)
-        self._keep_importance(stage, getattr(method, "measured", None))
+        measured = getattr(method, "measured", None)
+        if measured is not None:
+            self.keeper.keep_importance(measured, stage.index, stage.task.name)
         manager = getattr(method, "manager", None)
         if manager is not None and manager.importance:
             found = manager.diagnose()
@@ -202,20 +253,15 @@ class _Sequence:
         pooled, old = pool_scores(self.plan, scores), pool_scores(self.plan, scores[:-1])
         result.matrix = result.matrix.add([s.score for s in scores], pooled, before=before, old=old)
         result.details.append([s.details for s in scores])
+        method = self.plan.method
+        result.cost["bytes_held"] = method.bytes_held()
         self._tell(stage)
         self._save(stage, "done")
-        method = self.plan.method
         measured = getattr(method, "measured", None)
         if self.cache is not None:
             self.cache.store(stage, self.state.take(method.state_dict(), None, measured, result=result.state_dict()))
         if measured is not None:
             method.measured = None  # its memory is not needed any more
-
-    def _keep_importance(self, stage: Stage, importance: Importance | None) -> None:
-        if importance is not None and self.keeper.main and self.keeper.config.importance:
-            path = name_importance(self.keeper.output, stage.index, stage.task.name)
-            path.parent.mkdir(exist_ok=True)
-            importance.save(path, task=stage.task.name)
 
     def _tell(self, stage: Stage, **note: Any) -> None:
         """The latest scores, on disk and on the screen."""
@@ -224,7 +270,7 @@ class _Sequence:
         known = {"task": stage.task.name, "scores": row, "A_t": average}
         self.log({"event": "task", **known, **self.result.cost, **note})
         if self.keeper.main:
-            write_json(self.keeper.output / "scores.json", self.result.to_dict())
+            write_json(self.keeper.output / SCORES, self.result.to_dict())
         listed = "  ".join(f"{task.name} {score:.2f}" for task, score in zip(stage.tasks, row, strict=False))
         self.say(f"after {stage.task.name}: {listed}{' (from the stage cache)' if note else ''}")
 
@@ -237,7 +283,9 @@ class _Sequence:
         begin_task(stage, self.plan.method)
         self.state.put_back(entry)
         self.state.put_back_method(entry)
-        self._keep_importance(stage, read_importance(entry))
+        importance = read_importance(entry)
+        if importance is not None:
+            self.keeper.keep_importance(importance, stage.index, stage.task.name)
         self.result.load_state_dict(entry.about["result"])
         with self.interruption.held():
             self._tell(stage, reused=True)
@@ -264,7 +312,7 @@ class _Sequence:
         place = {"stage": stage.index, "task": stage.task.name, "phase": phase, "step": step, **about}
         result = self.result.state_dict()
         result["cost"] = {**result["cost"], **(cost or {})}
-        known = {"result": result, "log_bytes": self.log.size()}
+        known = {"result": result, **self.log.settle()}
         self.keeper.save(self.state.take(self.plan.method.state_dict(), optimizer, **place, **known))
 
     def _restore(self, snapshot: Snapshot) -> int:
@@ -281,15 +329,23 @@ class _Sequence:
         if done:
             self.state.put_back_method(snapshot)
         self.result.load_state_dict(about["result"])
-        self.log.cut(about["log_bytes"])
+        following = index + 1 if done else index
         where = describe_place(about, len(self.plan.tasks))
+        if self.keeper.main:
+            last = following == len(self.plan.tasks)
+            self.keeper.renew_files(about, self.result.to_dict(), last, self.say)
+            self._note_resumption(where)
+        self.log.cut(about["log_bytes"])
         self.log({"event": "resumed", "task": about["task"], "phase": about["phase"], "step": about["step"]})
         self.say(f"resumed {where}")
-        if self.keeper.main:
-            note_resumption(self.keeper.output / "passport.json", where)
-            if self.result.matrix.rows:
-                write_json(self.keeper.output / "scores.json", self.result.to_dict())
-        return index + done
+        return following
+
+    def _note_resumption(self, where: str) -> None:
+        output = self.keeper.output
+        self.keeper.passport = note_resumption(self.keeper.passport, where)
+        write_json(output / PASSPORT, self.keeper.passport)
+        if not (output / "config.yaml").is_file():
+            write_text(output / "config.yaml", to_yaml(self.plan.config))
 
     def _start(self, snapshot: Snapshot, optimizer: Optimizer) -> None:
         restore_optimizer(snapshot, optimizer)

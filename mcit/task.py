@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,12 +14,31 @@ from torch.utils.data import Dataset
 
 from mcit.config import ConfigError, parse
 
+# part of the contract: what `check` raises, so that a task finds it here
+from mcit.errors import DataError as DataError
+
 Batch = Mapping[str, Any]
 Split = Literal["train", "eval", "test"]
 
 
-class DataError(ValueError):
-    """Data that is missing, malformed or contradictory; the message names the file and the remedy."""
+@dataclass(frozen=True)
+class DataPart:
+    """One source of a task's data, so that a run which finds it changed can say so."""
+
+    name: str  # `annotations`, `images under flickr30k/flickr30k_images`
+    content: str  # a digest of what every copy has in common: the bytes, or names and sizes
+    times: str = ""  # a digest of the files' times of change, where not every byte is read
+
+
+def combine_parts(parts: Sequence[DataPart], times: bool = True) -> str | None:
+    """Return one digest of all parts, None where there are none; without `times`, it is the same for every copy."""
+    if not parts:
+        return None
+    whole = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        noted = part.times if times else ""
+        whole.update(f"{part.name}\0{part.content}\0{noted}\n".encode("utf-8", "surrogatepass"))
+    return whole.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -87,6 +107,7 @@ class Task(ABC):
     root: Path | None
     recipe: Recipe
     head: Head  # may need the data to be known (an answer vocabulary): read it after `check`
+    embedded: ClassVar[bool] = False  # whether the benchmark that ships with mcit has data for it
     eval_batch_size: ClassVar[int] = 128  # examples that are scored at a time, unless the configuration says
 
     @classmethod
@@ -101,8 +122,14 @@ class Task(ABC):
         """Touch the data: every file that training and scoring will need is there and readable, or a DataError."""
 
     def fingerprint(self) -> str | None:
-        """A digest of the data that are read, for the passport; None where there is none."""
+        """A digest of the data that are read, of files that are not read whole their names, sizes and times of change;
+        None where there is none."""
         return None
+
+    def data_parts(self) -> list[DataPart]:
+        """The same by source. A run goes on only where every part is what it was when the run began."""
+        whole = self.fingerprint()
+        return [] if whole is None else [DataPart("data", whole)]
 
     def notices(self, processor: Any) -> list[str]:
         """What a user should know about the data before they are used, a line each: records left out, a cache."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -14,12 +15,15 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs, broadcast, gather_object, set_seed
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler
+from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler, Subset
 from tqdm.auto import tqdm
 
 from mcit.config import TrainingConfig
+from mcit.errors import McitError
+from mcit.gradients.as_it_was import as_it_was
 from mcit.method import Method, Stage, Step
 from mcit.parallel.global_batch import holding
+from mcit.parallel.shares import Share, share_batches
 from mcit.runner.batches import Batches, Source
 from mcit.runner.optimization import build_optimizer, check_together, learning_rate
 from mcit.task import Batch, Task
@@ -27,7 +31,7 @@ from mcit.task import Batch, Task
 REMEDY = "lower the learning rate or the method's strength"
 
 
-class DivergedError(FloatingPointError):
+class DivergedError(McitError, FloatingPointError):
     """A loss or gradient that is no number; the message says where and what to try."""
 
 
@@ -63,20 +67,34 @@ class Trainer:
         self.index = index
         set_seed(self._derive(0, 0) % 2**32)
 
-    def loader(self, learner: nn.Module, task: Task, split: str) -> DataLoader:
-        """A split, whole; `measure_importance` shares it out among processes by itself.
+    def loader(self, learner: nn.Module, task: Task, split: str, batches: int | None = None) -> DataLoader:
+        """A split, whole or as many examples of it as fill so many batches.
 
-        The training split is shuffled: files are often sorted by class, and a gradient that is averaged over a batch,
-        or a budget of a few batches, must see what a training batch looks like.
+        `measure_importance` shares it out among processes by itself. The training split is shuffled: files are often
+        sorted by class, and a gradient that is averaged over a batch, or a budget of a few batches, must see what a
+        training batch looks like.
         """
         examples = task.examples(split)
+        if batches is not None:
+            count = min(len(examples), batches * self._size(task, split))
+            # from all over the split: the first examples may all be of one class
+            examples = Subset(examples, range(0, len(examples), len(examples) // count)[:count])
         order = self._order(examples, 0, 1) if split == "train" else None
         return self._make_loader(learner, task, split, self._size(task, split), order, examples)
 
     def fit(
-        self, stage: Stage, method: Method, log: Any, watch: Watch | None = None, start: Start | None = None
+        self,
+        stage: Stage,
+        method: Method,
+        log: Callable[[Mapping[str, Any]], None] | None,
+        watch: Watch | None = None,
+        start: Start | None = None,
+        limit: int | None = None,
     ) -> int:
-        """Train on what the method chooses for this stage, from the beginning or from `start`; gives all its steps."""
+        """Train on what the method chooses for this stage, from the beginning or from `start`; gives all its steps.
+
+        log: is told the figures of some steps. limit: how many steps are taken at most, for a dry run.
+        """
         tasks = method.tasks_to_fit(stage)
         if not tasks:
             return 0
@@ -95,25 +113,30 @@ class Trainer:
         if start is not None:
             start.restore(optimizer.optimizer)
         with bar:
-            for source, epoch, micros in batches.steps(learner.processor, skip=number):
-                step = Step(number, total, 0.0, source.task.recipe, number % self.config.log_every == 0)
+            for source, epoch, micros in itertools.islice(batches.steps(learner.processor, skip=number), limit):
+                logged = log is not None and number % self.config.log_every == 0
+                step = Step(number, total, 0.0, source.task.recipe, logged)
                 step.learning_rate = learning_rate(source.task.recipe, number / total, epoch)
                 self._take_step(stage, method, model, optimizer, source.task, micros, step)
                 extra = method.extra_batch(stage, step)
                 if extra is not None:
                     self._take_extra_step(stage, method, model, optimizer, *extra, step)
                 if step.logged:
-                    bar.set_postfix({name: f"{value:.4g}" for name, value in step.figures.items()})
                     known = {"task": source.task.name, "step": number, "learning_rate": step.learning_rate}
                     log({"event": "step", **known, **step.figures})
-                bar.update()
                 number += 1
                 if watch is not None:
                     watch(number, total, optimizer.optimizer)
+                # after the watch, which saves where that is due: a terminal that is gone takes no bar
+                if step.logged:
+                    bar.set_postfix({name: f"{value:.4g}" for name, value in step.figures.items()})
+                bar.update()
         # the next stage, importance and scoring work on the learner itself
         self.accelerator.unwrap_model(model, keep_fp32_wrapper=False)
         self.accelerator.free_memory()
         self._share_buffers(learner)
+        if self.config.refresh_batchnorm:
+            self._refresh_batchnorm(stage, tasks)
         check_weights(learner, stage.task, number, total)
         return number
 
@@ -205,6 +228,30 @@ class Trainer:
                 f"the {what} is {value} at step {step.number} of {step.total} on {task.name}, learning rate "
                 f"{step.learning_rate:.3g}: {REMEDY}"
             )
+
+    def _refresh_batchnorm(self, stage: Stage, tasks: Sequence[Task]) -> None:
+        """Let BatchNorm's running statistics follow the final weights: one pass over each task in train mode.
+
+        It reads what an importance pass of unit `batch` reads: the same batches with the same random draws, in full
+        precision. The statistics are those that such a pass over the network would leave behind, as it does in the
+        EWC-DR release. All but the statistics is as it was afterwards.
+        """
+        learner = stage.learner
+        if not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in learner.modules()):
+            return
+        with as_it_was(learner, {}, keep_buffers=True), torch.no_grad():
+            learner.train()
+            for task in tasks:
+                for share in self._read_together(stage, task):
+                    with holding(share.rows):
+                        learner(_move(share.batch, self.accelerator.device), task.head)
+        self._share_buffers(learner)
+
+    def _read_together(self, stage: Stage, task: Task) -> Iterator[Share]:
+        """This process's part of every batch of the training split."""
+        loader = self.loader(stage.learner, task, "train")
+        shares = map(Share, loader) if self.accelerator.num_processes == 1 else share_batches(loader)
+        yield from tqdm(shares, f"refresh {task.name}", len(loader), unit="batch", leave=False, disable=_hidden(stage))
 
     def _batches(self, tasks: Sequence[Task]) -> Batches:
         return Batches(

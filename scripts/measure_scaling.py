@@ -29,13 +29,13 @@ from mcit.runner.plan import resolve
 
 FLOAT = 4  # bytes
 SHAPES = {
-    "order": "shapes:2x1",
+    "order": "shapes:2x2",
     "model": {"name": "resnet18", "width": 8},
-    "tasks": {"shapes": {"classes": 2, "recipe": {"epochs": 1, "batch_size": 64}}},
+    "tasks": {"shapes": {"classes": 4, "recipe": {"epochs": 1, "batch_size": 64}}},
 }
 UNITS = {
     "example": {"unit": "example"},
-    "batch": {"unit": "batch", "mode": "train", "update_buffers": True},
+    "batch": {"unit": "batch", "mode": "train"},
 }
 
 

@@ -31,6 +31,7 @@ class Nlvr2(AnnotatedTask):
     on_bad_record: Policy = "fail"
 
     name = "nlvr2"
+    embedded = True
     chance = 50.0
     head = Head("nlvr2", outputs=2, kind="class", layout="mlp", views=2)
     source = "unpack NLVR2's train, dev and test1 files in nlvr2/data/ and their images in nlvr2/images/"

@@ -29,6 +29,7 @@ class SnliVe(AnnotatedTask):
     on_bad_record: Policy = "fail"
 
     name = "snli-ve"
+    embedded = True
     chance = 33.33
     head = Head("snli-ve", outputs=3, kind="class", layout="mlp")
     source = "put snli_ve_{train,dev,test}.jsonl in snli-ve/ and Flickr30k's images in flickr30k/flickr30k_images/"

@@ -91,6 +91,7 @@ class Vcr(AnnotatedTask):
 
     parser = 2
     name = "vcr"
+    embedded = True
     chance = 25.0
     head = Head("vcr", outputs=CHOICES, kind="choice", layout="linear", views=CHOICES)
     page = "https://visualcommonsense.com/download/"

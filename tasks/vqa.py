@@ -16,12 +16,12 @@ from torch.nn import functional
 
 from mcit.data import answers as vqa_answers
 from mcit.data.annotated import AnnotatedTask, Row, Shown
-from mcit.data.arrow import cache_folder, fingerprint, write_text
+from mcit.data.arrow import cache_folder, fingerprint, keep_text
 from mcit.data.bad_records import BadRecords, Policy
 from mcit.data.images import coco_id
 from mcit.data.records import BadRecord, Record, read_records
 from mcit.data.scores import SoftAccuracy
-from mcit.task import Batch, DataError, Head, Recipe
+from mcit.task import Batch, DataError, DataPart, Head, Recipe
 
 RECIPE = Recipe(epochs=10, batch_size=64, learning_rate=1e-4, weight_decay=1e-2)
 PUBLISHED = 3129  # answers in the vocabularies of the literature
@@ -44,6 +44,7 @@ class Vqa(AnnotatedTask):
     on_bad_record: Policy = "fail"
 
     name = "vqa"
+    embedded = True
     chance = 0.0
     source = "unpack the v2 questions and annotations of visualqa.org in vqav2/ and COCO's images in ms-coco/images/"
     page = "https://visualqa.org/download.html (images: https://cocodataset.org/#download)"
@@ -74,9 +75,7 @@ class Vqa(AnnotatedTask):
         """Each answer of the vocabulary and its place among the outputs."""
         known, origin = self._read_vocabulary() if self.vocabulary else self._build_vocabulary()
         if self.answers is not None and len(known) != self.answers:
-            asked = f"{origin} has {len(known)} answers where tasks.vqa.answers asks for {self.answers}"
-            remedy = f"--set tasks.vqa.answers={len(known)}, or name another file: --set tasks.vqa.vocabulary=FILE"
-            raise DataError(f"{asked}; {remedy}")
+            raise DataError(self._explain_answers(len(known), origin))
         return {answer: place for place, answer in enumerate(known)}
 
     @property
@@ -97,6 +96,12 @@ class Vqa(AnnotatedTask):
                 f"published ones have {PUBLISHED:,}: with configs/climb.yaml, add --set tasks.vqa.answers={known}"
             )
         return lines
+
+    def data_parts(self) -> list[DataPart]:
+        parts = super().data_parts()
+        if self.vocabulary is not None:
+            parts = [*parts, DataPart("vocabulary", fingerprint([self.vocabulary], {}))]
+        return parts
 
     def files(self, split: str) -> tuple[Path, ...]:
         folder = self.path("vqav2")
@@ -181,6 +186,32 @@ class Vqa(AnnotatedTask):
             "scores": list(scores.values()),
         }
 
+    def _explain_answers(self, known: int, origin: str) -> str:
+        """Why the vocabulary has another size than was asked for; where it was made, because of the data."""
+        asked = f"tasks.vqa.answers asks for {self.answers}"
+        accept = f"--set tasks.vqa.answers={known}"
+        file = "--set tasks.vqa.vocabulary=FILE"
+        if self.vocabulary is None and self.path("embedded.json").is_file():
+            return (
+                f"the vocabulary has {known} answers where {asked}, because {self.path()} is the embedded benchmark; "
+                f"set --data-root to the folder of the official data, or stay with the embedded ones: {accept}"
+            )
+        records = [] if self.vocabulary else self._count_official()
+        if records:
+            return (
+                f"the vocabulary has {known} answers where {asked}, because {self.path()} holds "
+                f"{' and '.join(records)}; set --data-root to the folder of all of them, or accept the smaller "
+                f"vocabulary: {accept}, or name a list of answers: {file}"
+            )
+        return f"{origin} has {known} answers where {asked}; {accept}, or name another file: {file}"
+
+    def _count_official(self) -> list[str]:
+        """How much of the official data there is, where that is not all."""
+        counts = {official: self.count_records(split) for split, official in self.splits.items()}
+        if counts == dict(self.sizes):
+            return []
+        return [f"{count:,} of {self.sizes[name]:,} records of {name}" for name, count in counts.items()]
+
     def _read_vocabulary(self) -> tuple[list[str], str]:
         return vqa_answers.read_vocabulary(self.vocabulary), str(self.vocabulary)
 
@@ -196,6 +227,5 @@ class Vqa(AnnotatedTask):
             )
         files = [path for split in self.splits.values() for path in self.files(split)]
         path = cache_folder() / "vocabularies" / f"vqa-{fingerprint(files, {'minimum': self.minimum})}.json"
-        if not path.exists():
-            write_text(path, json.dumps({"minimum": self.minimum, "answers": known}, indent=0, ensure_ascii=False))
+        keep_text(path, json.dumps({"minimum": self.minimum, "answers": known}, indent=0, ensure_ascii=False))
         return known, str(path)

@@ -6,9 +6,11 @@ As a program it stops a run and goes on with it, in however many processes it wa
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
 import sys
+import traceback
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -32,7 +34,7 @@ from mcit.training import Trainer
 # a checkpoint that is complete but not in its place, one that is being removed, and a line of the log.
 PLACES = (
     (Learner, "forward"),
-    (checkpoint, "_flush"),
+    (checkpoint, "flush"),
     (checkpoint.os, "replace"),
     (checkpoint.shutil, "rmtree"),
     (run_folder.RunLog, "__call__"),
@@ -63,6 +65,52 @@ class Clock:
             return function(*arguments, **options)
 
         return ticking
+
+
+# What changes files, by the names that Python's audit events have; `open` counts where it is for writing.
+CHANGES = ("open", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.truncate")
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+
+
+def run_and_kill(function: Callable[[], Any], folder: Path, last: int | None = None) -> int:
+    """Call a function in a process of its own, killed just before its `last` call that changes a file of the folder.
+
+    Gives the number of such calls, of a process that was not killed; they include those that bring a file onto the
+    disk, which is left out: what the system holds survives a process.
+    """
+    receiving, sending = os.pipe()
+    process = os.fork()
+    if process == 0:
+        calls = 0
+
+        def count() -> None:
+            nonlocal calls
+            calls += 1
+            if calls == last:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        def hear(event: str, arguments: tuple) -> None:
+            changing = event in CHANGES and (event != "open" or arguments[2] & WRITING)
+            if changing and str(arguments[0]).startswith(str(folder)):
+                count()
+
+        sys.addaudithook(hear)
+        os.fsync = lambda handle: count()
+        code = 1
+        try:
+            function()
+            os.write(sending, str(calls).encode())
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    os.close(sending)
+    with os.fdopen(receiving) as pipe:
+        counted = pipe.read()
+    ended = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+    assert ended == (0 if last is None else -signal.SIGKILL)
+    return int(counted or last or 0)
 
 
 def start(config: RunConfig, output: Path, say: Any = lambda line: None, **options: Any) -> sequence.Result:

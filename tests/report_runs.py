@@ -32,7 +32,8 @@ def make_scores(
 ) -> dict[str, Any]:
     """The contents of a scores.json."""
     about = {"version": 1, "track": track, "method": method, "estimator": f"{method}, as estimated", "seed": seed}
-    matrix = ScoreMatrix(tuple(tasks), tuple(chance), rows, seen=tuple(seen))
+    pooled = track == "efcil"
+    matrix = ScoreMatrix(tuple(tasks), tuple(chance), rows, seen=tuple(seen), class_incremental=pooled)
     rest = {"embedded": False, "details": [], "diagnoses": [DIAGNOSIS], "stiffness": [dict(STIFFNESS)]}
     rest["cost"] = dict(COST)
     return {**about, **rest, **to_dict(matrix), **changes}

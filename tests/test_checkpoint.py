@@ -142,6 +142,32 @@ def flip(path):
     path.write_bytes(data)
 
 
+def unlist(path, name):
+    """Take the line of a file out of the list of digests."""
+    lines = (path / "SHA256SUMS").read_text().splitlines(keepends=True)
+    (path / "SHA256SUMS").write_text("".join(line for line in lines if not line.endswith(f"  {name}\n")))
+
+
+def change_unlisted(path):
+    flip(path / "learner.safetensors")
+    unlist(path, "learner.safetensors")
+
+
+def remove_unlisted(path):
+    (path / "learner.safetensors").unlink()
+    unlist(path, "learner.safetensors")
+
+
+def list_twice(path):
+    with (path / "SHA256SUMS").open("a") as file:
+        file.write(f"{'0' * 64}  learner.safetensors\n")
+
+
+def put_pipe(path):
+    (path / "SHA256SUMS").unlink()
+    os.mkfifo(path / "SHA256SUMS")
+
+
 DAMAGES = {
     "a flipped bit of the weights": (lambda p: flip(p / "learner.safetensors"), "learner.safetensors is not as it was"),
     "a flipped bit of the state": (lambda p: flip(p / "state.json"), "state.json is not as it was"),
@@ -149,6 +175,12 @@ DAMAGES = {
     "a missing file": (lambda p: (p / "learner.safetensors").unlink(), "learner.safetensors is missing"),
     "missing digests": (lambda p: (p / "SHA256SUMS").unlink(), "SHA256SUMS cannot be read"),
     "empty digests": (lambda p: os.truncate(p / "SHA256SUMS", 0), "does not name state.json"),
+    "changed weights without a digest": (change_unlisted, "does not name learner.safetensors"),
+    "a file that is gone with its digest": (remove_unlisted, "does not name learner.safetensors"),
+    "a file with two digests": (list_twice, "names learner.safetensors twice"),
+    "a stray file": (lambda p: (p / "junk.safetensors").write_bytes(b"junk"), "does not name junk.safetensors"),
+    "a stray folder": (lambda p: (p / "old").mkdir(), "does not name old"),
+    "a pipe in place of the digests": (put_pipe, "SHA256SUMS cannot be read"),
 }
 
 

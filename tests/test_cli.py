@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import importlib
 import json
 import os
 import subprocess
@@ -10,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-import mcit
+import mcit.methods
 from mcit.cli import _parser, main
 from mcit.commands.run import read_config
 from mcit.config import parse, read_yaml
+from mcit.errors import McitError
 from mcit.registry import method_names, task_names
 
 ROOT = Path(__file__).parent.parent
@@ -25,6 +28,9 @@ for _change in (
     "tasks.shapes.later_epochs=1",
 ):
     TINY += ["--set", _change]
+
+
+ONLY_PAIRS = ("adapters", "freeze_bottom", "freeze_encoder", "single")
 
 
 @pytest.fixture(autouse=True)
@@ -82,11 +88,13 @@ def test_the_version_is_printed(capsys):
     assert capsys.readouterr().out == f"mcit {mcit.__version__}\n"
 
 
-def test_list_names_every_task_and_method(capsys):
+def test_list_says_in_a_line_what_every_task_and_method_does(capsys):
     assert main(["list"]) == 0
-    printed = capsys.readouterr().out
-    assert ", ".join(task_names()) in printed
-    assert ", ".join(method_names()) in printed
+    printed = capsys.readouterr().out.splitlines()
+    named = {line.split()[0]: line.split(maxsplit=1)[1] for line in printed if line.startswith("  ")}
+    assert list(named) == [*task_names(), *method_names()]
+    assert named["finetune"] == "Plain finetuning, task after task: the lower bound."
+    assert named["nlvr2"] == "NLVR2: is a statement true of a pair of images?"
 
 
 @pytest.mark.parametrize("argv", [["walk"], ["run", "--ordr", "vqa"], ["bench", "speech"], ["run", "--seed", "one"]])
@@ -128,10 +136,22 @@ def test_a_misspelt_command_exits_with_code_2(capsys, argv):
         (["--order", "vqa,vcr", "--set", "model.width=16"], "model.width is an option of resnet18"),
         (["--order", "vqa,vcr", "--method", "lwf"], "heads of their own cannot answer"),
         (["--order", "shapes:5x4", "--method", "single"], "class-incremental tasks share one: use 'joint'"),
-        (["--order", "shapes:5x4", "--method", "joint", "--set", "method.x=1"], "key 'method.x' (there are none)"),
+        (
+            ["--order", "shapes:5x4", "--method", "joint", "--set", "method.x=1"],
+            "method 'joint' has no options, found 'method.x'",
+        ),
         (["--order", "vqa", "--set", "tasks.vqa.recipe.betas=0.9,1.5"], "recipe.betas must be from 0 to below 1"),
         (["--order", "vqa", "--single", "nowhere"], "'single' names 'nowhere', which has no scores.json"),
         (["--resume", "--output", "nowhere"], "nowhere holds no run to go on with"),
+        (
+            ["--order", "shapes:5x4", "--method", "ewc", "--set", "method.strength=1e308"],
+            "'method.strength' must be a fi",
+        ),
+        (["--order", "shapes:5x4", "--set", "tasks.shapes.schedule_scale=.nan"], "schedule_scale' must be a finite"),
+        (["--order", "vqa", "--method", "adapters", "--set", "method.alpha=.nan"], "'method.alpha' must be a finite"),
+        (["--order", "shapes:5x4", "--set", "training.mixed_precision=fp16"], "accelerate does not do on a CPU"),
+        (["--order", "shapes:5x4", "--output", "a\0b"], "'output' is 'a\\x00b', and no folder's name can hold"),
+        (["--order", "shapes:5x4", "--output", "a\udcff"], "'output' is 'a\\udcff', which is not valid UTF-8"),
         (["--config", "nowhere.yaml"], "no configuration file 'nowhere.yaml'"),
         (["--config", "climbb"], "no configuration file 'climbb'; did you mean 'climb'?"),
     ],
@@ -153,10 +173,42 @@ def test_a_malformed_configuration_file_is_named(capsys, somewhere):
     assert "mine.yaml is not valid YAML" in refuse(capsys, "run", "--config", "mine.yaml")
 
 
+@pytest.mark.parametrize("command", ["sweep", "reproduce"])
+def test_a_folder_of_runs_without_a_name_is_refused(capsys, command):
+    with pytest.raises(SystemExit) as stopped:
+        main([command, "--output", ""])
+    assert stopped.value.code == 2
+    assert "expected a word, found an empty one" in capsys.readouterr().err
+
+
+def test_without_a_home_a_cache_must_be_named(capsys, monkeypatch):
+    """As in a container whose user has no entry in the list of users."""
+
+    def find_none(number):
+        raise KeyError(number)
+
+    monkeypatch.delenv("MCIT_CACHE")
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", find_none)
+    assert "set MCIT_CACHE to a folder" in refuse(capsys, "run", *TINY)
+
+
+def test_a_full_cache_is_named(capsys, tmp_path, monkeypatch):
+    def fill(folder, *rest):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("mcit.embedded.benchmark.write_benchmark", fill)
+    message = refuse(capsys, "run", "--order", "vqa", "--dry-run")
+    assert f"No space left on device; the cache is in {tmp_path / 'cache'}: make room there, or set" in message
+
+
 def test_several_problems_come_in_one_message(capsys):
     argv = ["--order", "nlvr,shapes:3x3", "--method", "ewcc", "--data-root", "nowhere"]
     message = refuse(capsys, "run", *argv)
-    for words in ("'nlvr'", "shapes:3x3", "'ewcc'", "'nowhere'"):
+    for words in ("3 problems", "'nlvr'", "'ewcc'", "'nowhere'"):
+        assert words in message
+    message = refuse(capsys, "run", "--order", "vqa:2x2,shapes:3x3", "--method", "ewc", "--set", "method.strength=-1")
+    for words in ("'vqa' takes no split", "shapes:3x3", "strength must be a number from 0"):
         assert words in message
     message = refuse(capsys, "run", *argv, "--set", "seed", "--set", "sed=1", "--set", "training.workers=x")
     for words in ("'nlvr'", "'ewcc'", "override 'seed'", "'sed'; did you mean 'seed'?", "'training.workers'"):
@@ -210,12 +262,105 @@ def test_a_dry_run_prints_a_plan_and_writes_nothing(capsys, tmp_path, somewhere)
         "score plain",
         "M parameters",
         "GiB for the optimizer",
+        " s of fitting, importance and scoring on this machine",
         "nothing was written",
     ):
         assert words in printed
     assert "…" not in printed
     assert list(somewhere.iterdir()) == []
     assert not (tmp_path / "cache").exists()
+
+
+BROKEN = """
+from dataclasses import dataclass
+
+from mcit.method import Method
+
+
+@dataclass
+class Broken(Method):
+    name = "{name}"
+
+    def {hook}:
+        raise KeyError("found by a dry run")
+"""
+HOOKS = [
+    "extra_loss(self, stage, batch, logits)",
+    "after_step(self, stage, step)",
+    "end_task(self, stage)",
+    "before_scoring(self, stage, task)",
+    "after_scoring(self, stage)",
+]
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_a_dry_run_finds_a_mistake_in_a_hook_of_an_own_method(monkeypatch, tmp_path, hook):
+    name = f"broken_{hook.partition('(')[0]}"
+    (tmp_path / f"{name}.py").write_text(BROKEN.format(name=name, hook=hook))
+    # where MCIT_PATH leads, which is read when mcit is imported
+    monkeypatch.setattr("mcit.methods.__path__", [*mcit.methods.__path__, str(tmp_path)])
+    with pytest.raises(KeyError, match="found by a dry run"):
+        main(["run", *TINY, "--method", name, "--dry-run"])
+
+
+@pytest.mark.parametrize("method", [name for name in method_names() if name not in ONLY_PAIRS])
+def test_every_method_goes_through_a_dry_run_where_one_head_grows(capsys, somewhere, method):
+    words = ["--order", "shapes:2x2", "--set", "tasks.shapes.classes=4", "--set", "model.width=4"]
+    assert main(["run", *words, "--method", method, "--dry-run"]) == 0
+    assert "one step and the end of every task were tried" in capsys.readouterr().out
+    assert list(somewhere.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", [["run", *TINY], ["sweep", "--order", "shapes:2x1", "--methods", "finetune"]])
+def test_a_dry_run_refuses_a_stage_cache_that_is_a_file(capsys, somewhere, command):
+    (somewhere / "file").write_text("")
+    argv = [*command, "--dry-run", "--stage-cache", "file"]
+    assert "file is a file; --stage-cache names the folder" in refuse(capsys, *argv)
+
+
+def test_a_dry_run_looks_at_the_folder_that_the_run_would_have(capsys, somewhere):
+    (somewhere / "out" / "checkpoints").mkdir(parents=True)
+    assert "out already holds a run" in refuse(capsys, "run", *TINY, "--output", "out", "--dry-run")
+
+
+def test_the_dry_run_of_a_sweep_looks_for_the_data(capsys):
+    message = refuse(capsys, "sweep", "--order", "cifar100:10x10", "--methods", "finetune", "--dry-run")
+    assert "no data root given: CIFAR-100 is" in message
+
+
+# --- where a run is put
+
+
+def test_files_of_somebody_else_in_the_folder_are_mentioned_and_stay(capsys, somewhere):
+    (somewhere / "out").mkdir()
+    (somewhere / "out" / "notes.txt").write_text("mine")
+    assert main(["run", *TINY, "--output", "out"]) == 0
+    assert "note: out holds other files too (notes.txt); they stay" in capsys.readouterr().out
+    assert (somewhere / "out" / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("more", [[], ["--overwrite"], ["--resume"]])
+def test_figures_of_somebody_else_are_never_mixed_with_a_runs(capsys, somewhere, more):
+    figure = somewhere / "paper" / "figures" / "mine.pdf"
+    figure.parent.mkdir(parents=True)
+    figure.write_text("mine")
+    message = refuse(capsys, "run", *TINY, "--output", "paper", *more)
+    assert "paper holds no run, but files in figures/, where a run has its own; choose another --output" in message
+    assert [path.name for path in (somewhere / "paper").rglob("*")] == ["figures", "mine.pdf"]
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "checkpoints/01-done", "importance", "figures"])
+@pytest.mark.parametrize("kind", ["file", "dangling link"])
+def test_what_is_in_the_way_of_a_folder_is_found_before_training(capsys, monkeypatch, somewhere, name, kind):
+    path = somewhere / "out" / name
+    path.parent.mkdir(parents=True)
+    if kind == "file":
+        path.write_text("")
+    else:
+        path.symlink_to("nowhere")
+    monkeypatch.setattr("mcit.training.Trainer.fit", lambda *_: pytest.fail("a task was learned"))
+    message = refuse(capsys, "run", *TINY, "--output", "out", "--overwrite")
+    assert f"out/{name} is in the way: the run writes a folder of that name; remove it or rename it" in message
 
 
 def test_a_run_leaves_what_it_says(capsys, somewhere):
@@ -303,7 +448,113 @@ finally:
 """
     done = start("-c", code, cwd=somewhere)
     assert done.returncode == 0, done.stderr
-    assert "nothing was trained and nothing was written" in done.stdout
+    assert "nothing was kept and nothing was written" in done.stdout
     places = done.stdout.splitlines()[-1].split()
     assert places == [str(ROOT / part) for part in ("mcit/__init__.py", "tasks/shapes.py", "configs/__init__.py")]
     assert list(somewhere.iterdir()) == []
+
+
+# --- errors that are the user's to fix, and all others
+
+
+OWN_TASK = """
+from dataclasses import dataclass
+from mcit.data.class_incremental import ClassIncrementalTask
+
+@dataclass(frozen=True)
+class Mine(ClassIncrementalTask):
+    dataset = "mine"
+    class_count = 4
+
+    def check(self):
+        open("/nowhere/mine.csv")
+
+    read_images = count_labels = augment = None
+"""
+
+
+@pytest.fixture
+def own_task(tmp_path, monkeypatch) -> None:
+    import mcit.tasks
+
+    folder = tmp_path / "own"
+    folder.mkdir()
+    (folder / "mine.py").write_text(OWN_TASK)
+    monkeypatch.setattr(mcit.tasks, "__path__", [*mcit.tasks.__path__, str(folder)])
+    monkeypatch.delitem(sys.modules, "mcit.tasks.mine", raising=False)
+
+
+def test_a_file_that_an_own_task_does_not_find_keeps_its_traceback(own_task):
+    with pytest.raises(FileNotFoundError, match=r"/nowhere/mine\.csv"):
+        main(["run", "--order", "mine:2x2"])
+
+
+@pytest.mark.parametrize(
+    ("error", "parent"),
+    [
+        ("mcit.config.ConfigError", ValueError),
+        ("mcit.task.DataError", ValueError),
+        ("mcit.registry.UnknownName", LookupError),
+        ("mcit.checkpoint.CheckpointError", OSError),
+        ("mcit.runner.run_folder.FolderError", OSError),
+        ("mcit.training.DivergedError", FloatingPointError),
+    ],
+)
+def test_errors_that_are_the_users_have_one_base_and_keep_their_parents(error, parent):
+    module, _, name = error.rpartition(".")
+    found = getattr(importlib.import_module(module), name)
+    assert issubclass(found, McitError)
+    assert issubclass(found, parent)
+
+
+@pytest.mark.parametrize("argv", [["--debug", "run", "--order", "nlvr"], ["run", "--order", "nlvr", "--debug"]])
+def test_the_traceback_is_shown_where_it_is_asked_for(capsys, argv):
+    assert main(argv) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("Traceback (most recent call last):")
+    assert message.splitlines()[-1].startswith("mcit: unknown task 'nlvr'; did you mean 'nlvr2'?")
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(somewhere):
+    """The pipe is closed before a line is written, as by `mcit list | head -0`."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [sys.executable, "-m", "mcit", "list"], cwd=somewhere, stdout=writing, stderr=subprocess.PIPE, check=False
+    )
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_other_files_in_the_folder_of_a_run_are_said(capsys, somewhere):
+    (somewhere / "out").mkdir()
+    (somewhere / "out" / "thesis.tex").write_text("mine")
+    assert main(["run", *TINY, "--output", "out"]) == 0
+    assert "note: out holds other files too (thesis.tex)" in capsys.readouterr().out
+    assert (somewhere / "out" / "thesis.tex").read_text() == "mine"
+
+
+def test_what_a_run_finds_of_itself_is_not_said_to_be_foreign(capsys, somewhere):
+    assert main(["run", *TINY, "--output", "out"]) == 0
+    assert main(["run", *TINY, "--output", "out", "--overwrite"]) == 0
+    assert "holds other files" not in capsys.readouterr().out
+
+
+def test_the_flavour_is_not_told_before_an_error(capsys, tmp_path):
+    assert main(["run", "--order", "cifar100:10x10", "--data-root", str(tmp_path)]) == 2
+    assert "flavour" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("run", ["default: finetune", "default: 1", "at random"]),
+        ("sweep", ["default: 1-3", "default: runs/sweep", "default: 1,"]),
+        ("reproduce", ["default: 10", "default: all"]),
+    ],
+)
+def test_help_names_defaults(capsys, command, words):
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    printed = " ".join(capsys.readouterr().out.split())
+    assert [word for word in words if word not in printed] == []

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import csv
+import io
+import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from report_runs import TASKS, make_scores, write_run
+from rich.console import Console
 
 from mcit.cli import main
 from mcit.commands.report import choose_output
 from mcit.commands.run import finish
+from mcit.reports.formats import Table, format_csv, print_tables
+from mcit.reports.tables import print_table
 
 PLENTY = {
     1: [[80.0], [60.0, 90.0], [50.0, 80.0, 70.0], [40.0, 70.0, 60.0, 85.0]],
@@ -159,3 +164,192 @@ def test_a_run_ends_with_its_report(tmp_path, no_figures, capsys):
     printed = capsys.readouterr().out
     assert "ewc, seed 1" in printed
     assert "report.html" in printed
+
+
+# --- `mcit report runs/*`
+
+
+def test_the_same_command_works_every_time(tmp_path, no_figures, capsys):
+    runs = write_runs(tmp_path / "runs", ("ewc", "mas"))
+    for time in range(3):
+        given = sorted(str(path) for path in runs.iterdir())  # as the shell would write `runs/*`
+        assert (str(runs / "report") in given) == (time > 0)
+        assert main(["report", *given]) == 0
+        printed = capsys.readouterr().out
+        assert "4 runs" in (runs / "report" / "report.md").read_text(encoding="utf-8").splitlines()[0]
+        assert (f"left out: {runs / 'report'} holds no run" in printed) == (time > 0)
+
+
+def test_what_is_no_run_among_many_is_left_out_and_said(tmp_path, no_figures, capsys):
+    runs = write_runs(tmp_path / "runs", ("ewc",))
+    (runs / "begun").mkdir()
+    (runs / "begun" / "config.yaml").write_text("order: [vqa]\n")
+    (runs / "nohup.out").write_text("some words")
+    assert main(["report", *sorted(str(path) for path in runs.iterdir())]) == 0
+    printed = capsys.readouterr().out
+    assert f"left out: {runs / 'begun'} holds no run: no task of it is finished yet" in printed
+    assert f"left out: {runs / 'nohup.out'} is no matrix of scores" in printed
+
+
+def test_what_is_left_out_does_not_disturb_what_is_read_on(tmp_path, no_figures, capsys):
+    runs = write_runs(tmp_path / "runs", ("ewc",))
+    (runs / "empty").mkdir()
+    assert main(["report", *sorted(str(path) for path in runs.iterdir()), "--format", "csv"]) == 0
+    printed = capsys.readouterr()
+    assert "left out" not in printed.out
+    assert "left out" in printed.err
+
+
+def test_one_folder_without_a_run_is_still_an_error(tmp_path, capsys):
+    assert main(["report", str(tmp_path)]) == 2
+    assert f"{tmp_path} holds no run, for there is no scores.json" in capsys.readouterr().err
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    assert main(["report", str(tmp_path / "a"), str(tmp_path / "b")]) == 2
+    assert "there is no run among what was given:\n  - " in capsys.readouterr().err
+
+
+def test_a_misspelt_folder_among_many_is_still_an_error(tmp_path, capsys):
+    runs = write_runs(tmp_path / "runs", ("ewc",))
+    assert main(["report", str(runs), str(tmp_path / "rnus")]) == 2
+    assert "there is no run at" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("output", "reason"), [("rc.txt", "File exists"), ("rc.txt/tables", "Not a directory"), ("/proc/x", "No such file")]
+)
+def test_a_place_that_cannot_be_written_to_is_told_with_the_option(tmp_path, capsys, monkeypatch, output, reason):
+    monkeypatch.chdir(tmp_path)
+    write_runs(tmp_path / "runs", ("ewc",))
+    (tmp_path / "rc.txt").write_text("a file")
+    assert main(["report", "runs", "--output", output]) == 2
+    message = capsys.readouterr().err
+    assert message.startswith(f"mcit: {output} cannot be written to ({reason}")
+    assert message.endswith("; choose another --output\n")
+    assert "Errno" not in message
+
+
+def test_a_file_where_a_folder_of_the_report_goes_is_told(tmp_path, capsys):
+    runs = write_runs(tmp_path / "runs", ("ewc",))
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "tables").write_text("a file")
+    assert main(["report", str(runs), "--output", str(tmp_path / "out")]) == 2
+    assert "out/tables is a file; --output names the folder to write to" in capsys.readouterr().err
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["tables"]
+
+
+def test_a_matrix_of_one_row_is_counted_as_one_everywhere(tmp_path, no_figures, capsys):
+    (tmp_path / "lwf.csv").write_text("vqa,nlvr2\n80,\n", encoding="utf-8")
+    assert main(["report", str(tmp_path / "lwf.csv")]) == 0
+    printed = capsys.readouterr().out
+    assert "lwf (1 of 2 tasks)" in printed
+    assert "Not complete: 1 of 2 tasks are learned" in printed
+    assert "0 of 2" not in printed
+
+
+# --- names that are anything
+
+
+NAMES = ["$\\undefined$", "$title $$", "a\x00b", "=HYPERLINK(1)", "<img src=x onerror=alert(1)>", "[x](javascript:1)"]
+
+
+def write_foreign(folder: Path, names: list[str]) -> Path:
+    rows = [[90.0 - number - task for task in range(number + 1)] for number in range(len(names))]
+    data = {"method": names[0], "tasks": names, "matrix": rows, "chance": [1.0] * len(names)}
+    (folder / "odd.json").write_text(json.dumps(data), encoding="utf-8")
+    return folder / "odd.json"
+
+
+def test_names_of_any_kind_are_drawn_written_and_shown(tmp_path):
+    assert main(["report", str(write_foreign(tmp_path, NAMES)), "--output", str(tmp_path / "out")]) == 0
+    figures = sorted(path.name for path in (tmp_path / "out" / "figures").iterdir())
+    assert {"average.svg", "matrix.svg", "forgetting.svg"} <= set(figures)
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert "$title $$" in page
+    assert "\\$" not in page  # what matplotlib needs is for matplotlib only
+
+
+def test_half_of_a_character_in_a_name_is_refused(tmp_path, capsys):
+    """JSON can hold half of a surrogate pair, which neither a terminal nor a file in UTF-8 can."""
+    assert main(["report", str(write_foreign(tmp_path, ["a\ud800", "b"]))]) == 2
+    assert "'method' must be text, found 'a\\ud800'" in capsys.readouterr().err
+
+
+def test_no_cell_of_a_csv_is_a_formula_and_numbers_stay_numbers(tmp_path, no_figures):
+    names = ["=HYPERLINK(1)", "+1+cmd", "-2+3", "@SUM(1)", "\tx", "plain"]
+    assert main(["report", str(write_foreign(tmp_path, names)), "--output", str(tmp_path / "out")]) == 0
+    with (tmp_path / "out" / "tables" / "matrix.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.reader(file))
+    first = rows[0][1]
+    assert first == "'=HYPERLINK(1)"
+    for cell in [cell for row in rows for cell in row if cell]:
+        assert cell[0] not in "=+-@\t\r" or re.fullmatch(r"[+-]?\d+(\.\d+)?", cell), cell
+    assert next(row for row in rows if row[0] == "plain")[1] == "85.00"
+
+
+def test_a_negative_number_in_a_csv_is_no_text():
+    table = Table("pairs", "Pairs", ["pair", "difference"], [["a - b", "-2.50"], ["-a", "+1.00"]])
+    assert format_csv(table) == "pair,difference\na - b,-2.50\n'-a,+1.00\n"
+
+
+def test_markdown_has_no_html_and_no_link_of_a_name(tmp_path, no_figures):
+    assert main(["report", str(write_foreign(tmp_path, NAMES)), "--output", str(tmp_path / "out")]) == 0
+    for page in ("report.md", "tables/matrix.md"):
+        text = (tmp_path / "out" / page).read_text(encoding="utf-8")
+        assert "<img" not in text
+        assert "&lt;img src=x" in text
+        assert "](javascript" not in text
+
+
+# --- narrow terminals
+
+
+BORDERS = tuple("┏┃┡│└")
+
+
+def show(tables: list, width: int, terminal: bool = True) -> list[str]:
+    heard = io.StringIO()
+    console = Console(file=heard, width=width, force_terminal=terminal, color_system=None, highlight=False)
+    print_tables(tables, console)
+    return heard.getvalue().splitlines()
+
+
+def make_wide(label: str = "ewc_dr", tasks: int = 5) -> Table:
+    header = ["method", *(f"shapes[{4 * n}-{4 * n + 3}]" for n in range(tasks)), "A_t", "A_new", "A_old"]
+    cells = [f"{10 * n}.00 ± 1.00 ({n}.00)" for n in range(1, tasks + 1)]
+    return Table("wide", "Wide", header, [["chance", *["5.00"] * (tasks + 3)], [label, *cells, "1.00", "2.00", "3.00"]])
+
+
+@pytest.mark.parametrize("width", [40, 80, 100, 120, 137])
+@pytest.mark.parametrize("label", ["ewc_dr", "a_method_with_a_name_that_is_longer_than_half_of_a_narrow_terminal"])
+def test_no_border_is_broken_on_a_narrow_terminal(width, label):
+    table = make_wide(label)
+    lines = [line for line in show([table], width) if line.startswith(BORDERS)]
+    assert max(map(len, lines)) <= width
+    blocks = "\n".join(lines).split("┏")[1:]
+    for block in blocks:
+        first, *others = block.splitlines()
+        assert {len(line) for line in others} == {len(first) + 1}  # every line of a block is as wide as its top
+    shown = "".join(lines).replace(" ", "")
+    for cell in [*table.header[1:], *table.rows[1][1:]]:
+        assert cell.replace(" ", "") in shown or width == 40  # where even a figure goes over two lines
+
+
+def test_a_table_that_nearly_fits_is_set_closer():
+    (needed,) = {len(line) for line in show([make_wide()], 500) if line.startswith(BORDERS)}
+    lines = [line for line in show([make_wide()], needed - 1) if line[:1] == "┏"]
+    assert len(lines) == 1
+    assert len(lines[0]) < needed
+
+
+def test_a_file_takes_a_table_of_any_width():
+    lines = [line for line in show([make_wide()], 80, terminal=False) if line[:1] == "┏"]
+    assert len(lines) == 1
+    assert len(lines[0]) > 80
+
+
+def test_brackets_in_a_name_are_no_style(capsys):
+    print_table(make_scores("[/red]", [[80.0]], ("a[/b]",), (0.0,)))
+    printed = capsys.readouterr().out
+    assert "[/red], seed 1" in printed
+    assert "a[/b]" in printed

@@ -171,6 +171,10 @@ def test_values_take_the_type_of_their_field(name, given, value):
         ("inner", {"size": 1.5}, "'inner.size' must be a whole number"),
         ("inner", {"size": True}, "'inner.size' must be a whole number"),
         ("inner", {"size": float("nan")}, "'inner.size' must be a whole number"),
+        ("inner", {"rate": float("nan")}, "'inner.rate' must be a finite number of single precision (up to 3.4e38)"),
+        ("inner", {"rate": float("-inf")}, "'inner.rate' must be a finite number"),
+        ("inner", {"rate": 1e39}, "'inner.rate' must be a finite number"),
+        ("inner", {"rate": 10**400}, "'inner.rate' must be a finite number"),
     ],
 )
 def test_a_wrong_type_is_refused_by_name(name, given, words):
@@ -289,7 +293,7 @@ words |= st.text("ae1 .,:-+#'\"\\\n[]{}é", max_size=5)
 plain = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | words
 values = st.recursive(plain, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=3))
 options = st.dictionaries(words.filter(lambda word: word != "name"), values, max_size=3)
-numbers = st.floats(allow_nan=False, allow_infinity=False)
+numbers = st.floats(allow_nan=False, allow_infinity=False, width=32)
 lora = st.builds(
     LoraConfig,
     rank=st.integers(0, 64),
@@ -310,9 +314,9 @@ runs = st.builds(
     ),
     tasks=st.dictionaries(words, options, max_size=2),
     methods=st.dictionaries(words, options, max_size=2),
-    data_root=st.none() | words,
+    data_root=st.none() | words.filter(bool),
     seed=st.integers(0, 2**32 - 1),
-    output=st.none() | words,
+    output=st.none() | words.filter(bool),
 )
 
 
@@ -384,7 +388,7 @@ def write(folder: Path, text: str | bytes) -> Path:
     [
         ("order: [vqa", "is not valid YAML"),
         ("a: 1\n b: 2", "is not valid YAML"),
-        ("- vqa\n- vcr", "holds a list where a mapping"),
+        ("- vqa\n- vcr", "holds a list where names with values are expected"),
         ("vqa", "holds a text"),
         ("method: ewc\nseed: 1\nmethod: mas", "'method' is given twice"),
         ("tasks:\n  vqa: {minimum: 1, minimum: 2}", "'minimum' is given twice"),
@@ -402,8 +406,11 @@ def test_a_malformed_file_is_refused_by_name(tmp_path, text, words):
     assert "\n" not in problem
 
 
-def test_an_empty_file_is_an_empty_configuration(tmp_path):
-    assert read_yaml(write(tmp_path, "# nothing yet\n")) == {}
+@pytest.mark.parametrize("text", ["", "\n\n", "# nothing yet\n", "---\n"])
+def test_an_empty_file_is_refused(tmp_path, text):
+    """Most likely it is not the file that was meant."""
+    with pytest.raises(ConfigError, match=r"run\.yaml is empty, or holds nothing but comments; write what differs"):
+        read_yaml(write(tmp_path, text))
 
 
 def test_a_missing_file_is_named_with_its_neighbour(tmp_path):

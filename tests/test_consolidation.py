@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 import json
 import math
+import warnings
 
 import numpy as np
 import peft
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers
 from importance_models import Thrice, vectors
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -738,3 +740,215 @@ def test_pieces_of_a_large_tensor_give_the_same_as_the_whole(monkeypatch):
         results.append(model.large.grad)
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[0], results[2])
+
+
+# --- parameters that are replaced, moved or converted
+
+
+def small_model(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+
+
+def hold_model(model: nn.Module, **options) -> ConsolidationManager:
+    manager = ConsolidationManager(model, strength=2.0, **options)
+    manager.consolidate({name: torch.ones_like(p, dtype=torch.float32) for name, p in model.named_parameters()})
+    return manager
+
+
+def run_backward(model: nn.Module) -> None:
+    model(torch.ones(3, 4, dtype=next(model.parameters()).dtype)).sum().backward()
+
+
+def assign_weights(model: nn.Sequential) -> None:
+    model.load_state_dict({name: p + 1 for name, p in model.state_dict().items()}, assign=True)
+
+
+def replace_layer(model: nn.Sequential) -> None:
+    model[2] = nn.Linear(3, 2)
+
+
+@pytest.mark.parametrize("replace", [assign_weights, replace_layer])
+@pytest.mark.parametrize("use", ["add_gradient_", "proximal_", "consolidate"])
+def test_a_held_parameter_that_was_replaced_is_noticed_and_named(replace, use):
+    model = small_model()
+    manager = hold_model(model)
+    replace(model)
+    run_backward(model)
+    calls = {
+        "add_gradient_": manager.add_gradient_,
+        "proximal_": lambda: manager.proximal_(0.1),
+        "consolidate": lambda: manager.consolidate({"2.weight": torch.ones(2, 3)}),
+    }
+    first = "0.weight" if replace is assign_weights else "2.weight"
+    with pytest.raises(ValueError, match=f"no longer the model's, first '{first}'.*track"):
+        calls[use]()
+
+
+def make_reader() -> transformers.BertModel:
+    config = transformers.BertConfig(
+        vocab_size=11, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8
+    )
+    return transformers.BertModel(config, add_pooling_layer=False)
+
+
+def test_the_old_rows_of_a_resized_word_table_are_held():
+    model = make_reader()
+    manager = hold_model(model)
+    model.resize_token_embeddings(13)
+    table = model.embeddings.word_embeddings.weight
+    table.data += 1
+    model(torch.tensor([[1, 12]])).last_hidden_state.sum().backward()
+    before = table.grad.clone()
+    manager.add_gradient_()
+    assert_close((table.grad - before)[:11], torch.full((11, 8), 2.0))
+    assert not (table.grad - before)[11:].any()
+
+
+def test_a_word_table_that_lost_rows_is_named():
+    model = make_reader()
+    manager = hold_model(model)
+    model.resize_token_embeddings(9)
+    model(torch.tensor([[1, 2]])).last_hidden_state.sum().backward()
+    with pytest.raises(ValueError, match=r"word_embeddings\.weight' was consolidated as \[11, 8\] and is now \[9, 8\]"):
+        manager.add_gradient_()
+
+
+def test_a_successor_is_held_at_the_old_anchor_once_it_is_tracked():
+    model = small_model()
+    manager = hold_model(model)
+    assign_weights(model)
+    manager.track(model)
+    run_backward(model)
+    before = model[0].weight.grad.clone()
+    manager.add_gradient_()
+    assert_close(model[0].weight.grad - before, torch.full((3, 4), 2.0))
+
+
+def test_a_head_that_is_not_held_may_come_and_go():
+    model = nn.ModuleDict({"body": nn.Linear(4, 3), "head": nn.Linear(3, 2)})
+    manager = ConsolidationManager(model, strength=1.0)
+    manager.consolidate({"body.weight": torch.ones(3, 4)})
+    model["head"] = nn.Linear(3, 5)
+    model["second"] = nn.Linear(3, 5)
+    model["body"](torch.ones(2, 4)).sum().backward()
+    for _ in range(2):
+        manager.add_gradient_()
+
+
+def test_a_held_parameter_without_a_gradient_is_warned_of_once_and_named():
+    model = small_model()
+    manager = hold_model(model)
+    model[2].requires_grad_(False)
+    model[0](torch.ones(1, 4)).sum().backward()
+    model[2].requires_grad_(True)
+    with pytest.warns(UserWarning, match=r"2 held parameters train but have no gradient \(2.weight, 2.bias\)"):
+        manager.add_gradient_()
+    model[2].zero_grad()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        manager.add_gradient_()
+
+
+def test_dead_parameters_of_a_manager_that_knows_no_model_are_warned_of():
+    model = small_model()
+    manager = ConsolidationManager(model.named_parameters(), strength=2.0)
+    manager.consolidate({"0.weight": torch.ones(3, 4)})
+    assign_weights(model)
+    run_backward(model)
+    with pytest.warns(UserWarning, match=r"no gradient \(0\.weight\).*given other parameters"):
+        manager.add_gradient_()
+
+
+def test_importance_and_anchor_follow_a_model_that_was_converted():
+    # a model moves to another device in the same way: its parameters stay and their data change
+    model = small_model()
+    manager = hold_model(model)
+    expected = {name: 2.0 * torch.ones_like(p, dtype=torch.double) for name, p in model.named_parameters()}
+    model.double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 1
+    manager.add_gradient_()
+    assert_close({name: p.grad for name, p in model.named_parameters()}, expected)
+    assert {t.dtype for t in (*manager.importance.values(), *manager.anchor.values())} == {torch.double}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_importance_and_anchor_of_16_bit_weights_are_kept_in_32_bits(dtype):
+    model = small_model().to(dtype)
+    manager = ConsolidationManager(model, strength=1.0)
+    tiny = {name: torch.full_like(p, 1e-8, dtype=torch.float32) for name, p in model.named_parameters()}
+    for _ in range(400):
+        manager.consolidate(tiny)
+    assert manager.importance["0.weight"].dtype == torch.float32
+    assert_close(manager.importance["0.weight"], torch.full((3, 4), 4e-6))
+    assert_close(manager.anchor["0.weight"], model[0].weight.detach().float())
+
+
+def test_the_pull_on_16_bit_weights_is_computed_in_32_bits():
+    model = small_model().bfloat16()
+    manager = hold_model(model)
+    with torch.no_grad():
+        model[0].weight.add_(0.5)
+    run_backward(model)
+    before = model[0].weight.grad.clone()
+    away = model[0].weight.detach().float() - manager.anchor["0.weight"]
+    manager.add_gradient_()
+    assert_close(model[0].weight.grad, before + (2.0 * away).bfloat16(), rtol=0, atol=0)
+    manager.proximal_(0.25)
+    expected = manager.anchor["0.weight"] + away / 1.5
+    assert_close(model[0].weight.detach().float(), expected, rtol=1e-2, atol=1e-3)
+
+
+def test_a_compiled_model_is_held_under_the_names_of_the_bare_one():
+    model = small_model()
+    manager = hold_model(torch.compile(model, backend="eager")._orig_mod)
+    compiled = ConsolidationManager(torch.compile(model, backend="eager"), strength=2.0)
+    compiled.load_state_dict(manager.state_dict())
+    assert list(compiled.importance) == ["0.weight", "0.bias", "2.weight", "2.bias"]
+
+
+def test_a_task_without_a_step_adds_nothing_to_the_importance_of_a_path():
+    model = small_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    path = PathIntegral(model.named_parameters())
+    path.attach(optimizer)
+    manager = ConsolidationManager(model, strength=1.0, merge="online", path=path)
+    for _ in range(5):
+        optimizer.zero_grad()
+        model(torch.ones(3, 4)).square().sum().backward()
+        manager.add_gradient_()
+        optimizer.step()
+    manager.consolidate(path.importance())
+    first = {name: value.clone() for name, value in manager.importance.items()}
+    assert max(float(value.max()) for value in first.values()) > 0
+    manager.consolidate(path.importance())
+    assert_close(manager.importance, first, rtol=0, atol=0)
+
+
+# --- calls that cannot be answered
+
+
+def test_parameters_without_names_are_refused_with_the_remedy():
+    with pytest.raises(TypeError, match=r"give the model, or model\.named_parameters\(\)"):
+        ConsolidationManager(small_model().parameters())
+
+
+def test_a_generator_that_was_used_up_is_refused():
+    named = small_model().named_parameters()
+    list(named)
+    with pytest.raises(ValueError, match="no parameters were given"):
+        ConsolidationManager(named)
+
+
+def test_a_strength_in_words_is_refused():
+    with pytest.raises(ValueError, match="strength must be a number from 0, found '1e4'"):
+        ConsolidationManager(small_model(), strength="1e4")
+
+
+def test_a_manager_says_what_it_holds():
+    model = nn.Linear(3, 2)
+    manager = ConsolidationManager(model, strength=3.0)
+    manager.consolidate({name: torch.ones_like(p) for name, p in model.named_parameters()})
+    assert "8 weights of 2 tensors; strength 3, merge sum" in repr(manager)

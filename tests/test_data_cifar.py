@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import os
 import pickle
+import pickletools
 import struct
 import tarfile
+import tracemalloc
+import zlib
 from pathlib import Path
 
 import numpy
@@ -17,7 +21,7 @@ import torch
 from PIL import Image
 from torch.testing import assert_close
 
-from mcit.data.cifar import CLASS_NAMES, ArrayUnpickler, read_cifar100
+from mcit.data.cifar import CLASS_NAMES, read_cifar100
 from mcit.task import DataError
 
 LABELS = [68, 3, 3, 56, 68, 99]
@@ -199,7 +203,15 @@ MALICIOUS = {
     "an object outside": lambda mark: b"\x80\x02U\x01xQ.",
     "no pickle": lambda mark: b"hello",
     "nothing": lambda mark: b"",
-    "a number beyond all": lambda mark: b"\x80\x02}r\xff\xff\xff\x7f.",
+    "a number of many digits": lambda mark: (
+        b"\x80\x02}U\x0bfine_labels](\x8b" + struct.pack("<i", 9000) + b"\x01" * 9000 + b"es."
+    ),
+    "a key that takes for ever": lambda mark: b"\x80\x02}K\x01" + b"q\x00h\x00\x86" * 60 + b"K\x01s.",
+    "a list of lists that grow": lambda mark: b"\x80\x02]q\x00" + b"](h\x00h\x00eq\x00" * 60 + b".",
+    "another type set upon a name": lambda mark: b"\x80\x02cnumpy\ndtype\nN}U\x0c__defaults__)s\x86b.",
+    "an array without its bytes": lambda mark: (
+        b"\x80\x02}U\x04datacnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87Rs."
+    ),
 }
 
 
@@ -224,9 +236,137 @@ def test_harmless_pickles_of_something_else_are_refused(tmp_path):
         read_cifar100(tmp_path, "train", KEPT)
 
 
-def test_the_unpickler_agrees_with_numpy_about_arrays():
-    for kind in ("u1", "i4", "<i8"):
-        array = numpy.arange(12).reshape(3, 4).astype(kind)
-        found = ArrayUnpickler(io.BytesIO(pickle.dumps(array, protocol=3))).load()
-        assert found.dtype == array.dtype
-        assert (found == array).all()
+@pytest.mark.parametrize("protocol", [1, 2, 3, 4])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_an_array_that_a_later_python_saved_is_read_too(tmp_path, protocol, order):
+    pixels = make_pixels("train").reshape(len(LABELS), 3072)
+    content = {b"data": numpy.asarray(pixels, order=order), b"fine_labels": LABELS}
+    (tmp_path / "cifar-100-python").mkdir()
+    (tmp_path / "cifar-100-python" / "train").write_bytes(dump_old_bytes(content, protocol))
+    assert_close(read_cifar100(tmp_path, "train", [3, 56, 68, 99]).pixels, torch.from_numpy(make_pixels("train")))
+
+
+def dump_old_bytes(content: dict, protocol: int) -> bytes:
+    """A pickle in which bytes are strings of Python 2, where the protocol has no bytes of its own."""
+    data = pickle.dumps(content, protocol=max(protocol, 3))
+    if protocol >= 3:
+        return data
+    parts = [(opcode, argument, place) for opcode, argument, place in pickletools.genops(data)]
+    ends = [place for _, _, place in parts[1:]] + [len(data)]
+    written = []
+    for (opcode, argument, place), end in zip(parts, ends, strict=True):
+        is_bytes = opcode.name in ("BINBYTES", "SHORT_BINBYTES")
+        written.append(old_string(argument) if is_bytes else data[place:end])
+    return b"\x80\x02" + b"".join(written[1:])
+
+
+def make_state(**changes: bytes) -> bytes:
+    """The official file with a part of what it says about its array replaced."""
+    whole = old_pickle(make_pixels("train"), LABELS)
+    for old, new in changes.values():
+        assert whole.count(old) == 1
+        whole = whole.replace(old, new)
+    return whole
+
+
+DESCRIPTION = b"(" + old_integer(3) + b"U\x01|NNN" + old_integer(-1) * 2 + old_integer(0) + b"tb"
+ODD_ARRAYS = {
+    "a list for a dictionary": (DESCRIPTION, b"(\x88U\x01|NN(l" + old_integer(-1) * 2 + b"tb"),
+    "texts for fields": (
+        DESCRIPTION,
+        b"(" + old_integer(3) + b"U\x01<NU\x01a\x85}X\x01\0\0\0aK\x01K\x02\x86s" + old_integer(-1) * 2 + b"tbb",
+    ),
+    "items that are references": (
+        b"U\x01|NNN" + old_integer(-1) * 2 + old_integer(0),
+        b"U\x01|NNN" + old_integer(-1) * 2 + old_integer(1),
+    ),
+    "another byte order": (b"U\x01|NNN", b"U\x01xNNN"),
+    "fields": (b"U\x01|NNN", b"U\x01|}NN"),
+    "another version of types": (b"(" + old_integer(3) + b"U\x01|", b"(" + old_integer(4) + b"U\x01|"),
+    "an item of no size": (b"NNN" + old_integer(-1), b"NNN" + old_integer(0)),
+    "another version of arrays": (b"(" + old_integer(1) + old_integer(6), b"(" + old_integer(7) + old_integer(6)),
+    "more rows than bytes": (old_integer(6) + old_integer(3072), old_integer(7) + old_integer(3072)),
+    "negative sides": (old_integer(6) + old_integer(3072), old_integer(-6) + old_integer(-3072)),
+    "sides that are too many": (old_integer(6) + old_integer(3072) + b"\x86", b"(" + old_integer(1) * 40 + b"t"),
+    "a shape of text": (old_integer(6) + old_integer(3072) + b"\x86", b"U\x01x"),
+    "no order": (b"\x89T", b"}T"),
+    "types of objects": (b"U\x02u1", b"U\x02O8"),
+    "longer numbers": (b"U\x02u1", b"U\x02u8"),
+}
+
+
+@pytest.mark.parametrize("kind", ODD_ARRAYS)
+def test_an_array_is_made_only_of_what_numpy_writes(tmp_path, kind):
+    """numpy's own reader answers the first two by a SystemError, and believes others."""
+    (tmp_path / "cifar-100-python").mkdir()
+    (tmp_path / "cifar-100-python" / "train").write_bytes(make_state(change=ODD_ARRAYS[kind]))
+    with pytest.raises(DataError, match="is not a file of the official CIFAR-100 archive: it "):
+        read_cifar100(tmp_path, "train", KEPT)
+
+
+def test_a_pickle_that_gives_an_object_an_enormous_number_takes_no_memory(tmp_path):
+    (tmp_path / "cifar-100-python").mkdir()
+    (tmp_path / "cifar-100-python" / "train").write_bytes(b"\x80\x02}r\xff\xff\xff\x7f.")
+    tracemalloc.start()
+    with pytest.raises(DataError, match="lacks the entries"):
+        read_cifar100(tmp_path, "train", KEPT)
+    assert tracemalloc.get_traced_memory()[1] < 1 << 22
+    tracemalloc.stop()
+
+
+# --- archives
+
+
+def write_tar(path: Path, *members: tuple[tarfile.TarInfo, bytes]) -> None:
+    """Headers as they are given, true or not, and whatever follows each."""
+    blocks = [member.tobuf(tarfile.GNU_FORMAT) + data + bytes(-len(data) % 512) for member, data in members]
+    path.write_bytes(gzip.compress(b"".join(blocks) + bytes(1024)))
+
+
+def make_member(name: str, size: int = 0, **fields) -> tarfile.TarInfo:
+    member = tarfile.TarInfo(f"cifar-100-python/{name}")
+    member.size = size
+    for field, value in fields.items():
+        setattr(member, field, value)
+    return member
+
+
+ARCHIVES = {
+    "links in a loop": [
+        (make_member("train", type=tarfile.SYMTYPE, linkname="other"), b""),
+        (make_member("other", type=tarfile.SYMTYPE, linkname="train"), b""),
+    ],
+    "a link to itself": [(make_member("train", type=tarfile.LNKTYPE, linkname="cifar-100-python/train"), b"")],
+    "a folder": [(make_member("train", type=tarfile.DIRTYPE), b"")],
+    "a pipe": [(make_member("train", type=tarfile.FIFOTYPE), b"")],
+    "no such member": [(make_member("meta", size=3), b"abc")],
+    "a size that is not there": [(make_member("train", size=1 << 20), b"abc")],
+    "two gigabytes": [(make_member("train", size=2 << 30), b"abc")],
+    "two gigabytes before it": [(make_member("other", size=2 << 30), b"abc"), (make_member("train"), b"")],
+    "headers of headers": [(make_member(f"{n}", size=12, type=tarfile.XHDTYPE), b"12 path=abc\n") for n in range(2000)],
+}
+
+
+@pytest.mark.parametrize("kind", ARCHIVES)
+def test_an_archive_that_is_not_the_official_one_is_refused_by_name(tmp_path, kind):
+    write_tar(tmp_path / "cifar-100-python.tar.gz", *ARCHIVES[kind])
+    tracemalloc.start()
+    with pytest.raises(DataError, match=r"cifar-100-python\.tar\.gz"):
+        read_cifar100(tmp_path, "train", KEPT)
+    assert tracemalloc.get_traced_memory()[1] < 1 << 24
+    tracemalloc.stop()
+
+
+def test_an_archive_that_unpacks_to_far_more_than_the_official_one_is_not_unpacked(tmp_path):
+    """Files of 100 MB of zeros each, 100 kB in the archive."""
+    packed = zlib.compressobj(1, wbits=31)
+    parts = []
+    for number in range(4):
+        parts.append(packed.compress(make_member(f"{number}", size=100 << 20).tobuf(tarfile.GNU_FORMAT)))
+        parts += [packed.compress(bytes(1 << 20)) for _ in range(100)]
+    (tmp_path / "cifar-100-python.tar.gz").write_bytes(b"".join([*parts, packed.flush()]))
+    tracemalloc.start()
+    with pytest.raises(DataError, match=r"unpacks to more than 268,435,456 bytes"):
+        read_cifar100(tmp_path, "train", KEPT)
+    assert tracemalloc.get_traced_memory()[1] < 1 << 24
+    tracemalloc.stop()

@@ -112,8 +112,8 @@ def test_mcit_path_adds_the_users_own_files(tmp_path):
     command = [sys.executable, "-m", "mcit", "list"]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert ", pets, " in done.stdout
-    assert ", gentle, " in done.stdout
+    listed = [line.split()[0] for line in done.stdout.splitlines()]
+    assert {"pets", "gentle"} <= set(listed)
 
 
 def test_a_folder_of_ones_own_that_is_not_there_is_named(monkeypatch, tmp_path):
@@ -128,5 +128,5 @@ def test_a_name_that_ships_cannot_be_taken(desk, monkeypatch):
     (desk / "methods").mkdir()
     (desk / "methods" / "ewc.py").write_text("")
     importlib.import_module("mcit.methods").__path__.append(str(desk / "methods"))
-    with pytest.raises(ConfigError, match=r"ewc\.py is in .* and in .*: a name is one file, rename yours"):
+    with pytest.raises(ConfigError, match=r"'ewc' is in two files, .*ewc\.py and .*ewc\.py: a name is one file"):
         find_method("ewc")

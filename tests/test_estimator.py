@@ -266,9 +266,16 @@ def test_targets_that_do_not_fit_are_refused(logits, target, message, score):
         list(score_examples(Estimator(score=score), logits, target, torch.arange(3)))
 
 
-def test_log_odds_of_a_single_class_are_refused():
-    with pytest.raises(ValueError, match="two classes"):
-        gradient(torch.zeros(2, 1), torch.zeros(2, dtype=torch.long), score="log_odds")
+@pytest.mark.parametrize("score", ["plain", "reversed", "log_odds"])
+def test_class_ids_of_a_single_output_are_refused_and_soft_labels_recommended(score):
+    with pytest.raises(ValueError, match=r"soft labels, a float tensor \[batch, 1\]"):
+        gradient(torch.zeros(2, 1), torch.zeros(2, dtype=torch.long), score=score)
+
+
+@pytest.mark.parametrize("target", [-0.01, 1.5, 50.0])
+def test_float_targets_outside_of_zero_and_one_are_refused_and_regression_is_explained(target):
+    with pytest.raises(ValueError, match=r"soft labels and must lie in 0\.\.1.*Regression needs"):
+        gradient(torch.zeros(2, 1), torch.tensor([[0.5], [target]]), score="plain")
 
 
 @pytest.mark.parametrize("field", ["score", "labels", "unit", "mode", "reversal", "norm"])

@@ -157,6 +157,13 @@ def test_a_sample_belongs_to_every_label_it_has(network):
     assert_close(view.values["reversed"], slow.double(), rtol=1e-5, atol=1e-9)
 
 
+@pytest.mark.parametrize("target", [torch.tensor([0, 1]), torch.eye(4)[:2]], ids=["classes", "labels"])
+@pytest.mark.parametrize("index", [4, 50, -1])
+def test_a_class_that_the_classifier_does_not_have_is_told_with_those_it_has(network, target, index):
+    with pytest.raises(ValueError, match=f"there is no class {index}: the classifier has 4, from 0 to 3"):
+        view_classifier(network, [(torch.zeros(2, 5), target)], "fc.weight", index)
+
+
 def test_it_stops_after_so_many_samples(network, data):
     view = view_classifier(network, DataLoader(data, 8), "fc.weight", 3, ("plain",), most=2)
     first = Subset(data, (data.tensors[1] == 3).nonzero().squeeze(1).tolist()[:2])
@@ -167,8 +174,9 @@ def test_it_stops_after_so_many_samples(network, data):
 
 def test_what_cannot_be_looked_at_is_named(network, data):
     loader = DataLoader(data, 8)
-    with pytest.raises(ValueError, match=r"no sample of class 7 \(classes: 0, 1, 2, 3\)"):
-        classifier_importance(network, loader, "fc.weight", 7)
+    few = DataLoader(of_class(data, 1), 8)
+    with pytest.raises(ValueError, match=r"no sample of class 3 \(classes: 1\)"):
+        classifier_importance(network, few, "fc.weight", 3)
     with pytest.raises(ValueError, match=r"'fc.bias' is no weight of a linear layer .*fc.weight"):
         classifier_importance(network, loader, "fc.bias", 0)
     with pytest.raises(ValueError, match="one row for all choices"):
@@ -326,8 +334,7 @@ def test_different_networks_cannot_be_compared():
 def run(tmp_path_factory) -> Path:
     """A finished run, with its last checkpoint and the importance of the tasks that others followed."""
     folder = tmp_path_factory.mktemp("explorer") / "tiny"
-    settings = {"estimator": {"cap": 1e-3}}
-    learn(configure("shapes:3x2", "ewc", method__estimator=settings["estimator"]), folder)
+    learn(configure("shapes:3x2", "ewc", method__strength=1.0, method__estimator={"cap": 1e-3}), folder)
     return folder
 
 
@@ -539,6 +546,9 @@ def test_explore_looks_at_the_classifier_of_a_run(run, tmp_path, capsys):
         (["--task", "shapes[2-3]", "--class", "0", "--samples", "0"], "--samples must be at least 1"),
         (["--task", "shapes[2-4]", "--class", "0"], "unknown task 'shapes[2-4]'; did you mean 'shapes[2-3]'?"),
         (["--task", "shapes[2-3]", "--class", "5"], "shapes[2-3]: the data have no sample of class 5 (classes: 2, 3)"),
+        (["--task", "shapes[2-3]", "--class", "50"], "there is no class 50: the classifier has 6, from 0 to 5"),
+        (["--class", "0"], "--task and --class go together"),
+        (["--output", "/proc/x"], "/proc/x cannot be written to"),
     ],
 )
 def test_what_explore_cannot_do_it_says(run, options, message, capsys):

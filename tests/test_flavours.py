@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from mcit.runner.plan import resolve
 ROOT = Path(__file__).parent.parent
 MINI = ["--config", "efcil/cifar100-mini"]
 # The release's settings, one by one, as a command line without flavours spells them.
-SPELLED = ["unit=batch", "mode=train", "cap=1e-4", "update_buffers=true"]
+SPELLED = ["unit=batch", "mode=train", "cap=1e-4"]
 
 
 def config_of(*argv: str) -> RunConfig:
@@ -62,21 +63,29 @@ def test_options_that_say_the_same_change_nothing():
 def test_the_exact_flavour_measures_every_example_and_steps_implicitly(method):
     found = method_of("--order", "shapes:5x4", "--flavour", "exact", "--method", method)
     estimator = found.estimator
-    assert (estimator.unit, estimator.mode, estimator.cap, estimator.update_buffers) == ("example", "eval", None, False)
-    assert estimator.score == find_method(method)().estimator.score
+    assert (estimator.unit, estimator.mode, estimator.cap) == ("example", "eval", None)
+    assert estimator.score == find_method(method).estimator.score
     assert found.penalty == "proximal"
     assert found.merge == ("online" if method == "online_ewc" else "sum")
 
 
 @pytest.mark.parametrize("flavour", FLAVOURS)
 def test_a_flavour_gives_every_method_with_a_strength_its_own(flavour):
-    strong = {name for name in method_names() if hasattr(find_method(name), "strength")}
+    strong = {name for name in method_names() if "strength" in {field.name for field in fields(find_method(name))}}
     assert strong >= {"lwf", "si", "l2_anchor"}
     assert {name for name in method_names() if issubclass(find_method(name), Consolidating)} < strong
     settings = read_flavour(flavour)
-    assert settings.keys() == {"methods"}
+    assert settings.keys() == {"methods", "training"}
     assert settings["methods"].keys() == strong
     assert all(options["strength"] > 0 for options in settings["methods"].values())
+
+
+@pytest.mark.parametrize("method", ["finetune", "ewc_dr", "lwf"])
+def test_the_release_refreshes_batchnorm_for_every_method_and_the_exact_flavour_for_none(method):
+    argv = ["--order", "shapes:5x4", "--method", method]
+    assert config_of(*argv).training.refresh_batchnorm
+    assert not config_of(*argv, "--flavour", "exact").training.refresh_batchnorm
+    assert not config_of(*argv, "--set", "training.refresh_batchnorm=false").training.refresh_batchnorm
 
 
 def test_class_incremental_orders_have_the_release_unless_told():
@@ -127,13 +136,16 @@ def test_a_resolved_configuration_holds_everything_and_resolves_to_itself(tmp_pa
     assert read_yaml(written)["methods"] == json.loads(json.dumps(read_flavour(flavour)["methods"]))
 
 
-def test_a_resolved_configuration_can_be_run_in_the_other_flavour(tmp_path):
+@pytest.mark.parametrize(("before", "after"), [("release", "exact"), ("exact", "release")])
+def test_a_resolved_configuration_can_be_run_in_the_other_flavour(tmp_path, before, after):
+    argv = ["--order", "shapes:5x4", "--set", "methods.mas.strength=3"]
     written = tmp_path / "config.yaml"
-    written.write_text(to_yaml(resolve(config_of("--order", "shapes:5x4", "--set", "methods.mas.strength=3")).config))
-    found = config_of("--config", str(written), "--flavour", "exact")
-    expected = config_of("--order", "shapes:5x4", "--flavour", "exact", "--set", "methods.mas.strength=3")
+    written.write_text(to_yaml(resolve(config_of(*argv, "--flavour", before)).config))
+    found = config_of("--config", str(written), "--flavour", after)
+    expected = config_of(*argv, "--flavour", after)
     assert to_dict(found)["methods"] == to_dict(expected)["methods"]
-    assert found.flavour == "exact"
+    assert found.training == expected.training
+    assert found.flavour == after
 
 
 # --- where there is none
@@ -151,7 +163,7 @@ def test_an_unknown_flavour_is_answered_with_those_that_exist(capsys):
         config_of("--order", "shapes:5x4", "--set", "flavour=exat")
     with pytest.raises(SystemExit):
         main(["run", "--order", "shapes:5x4", "--flavour", "exat"])
-    assert "invalid choice: 'exat'" in capsys.readouterr().err
+    assert "unknown choice 'exat'; did you mean 'exact'? (choices: release, exact)" in capsys.readouterr().err
 
 
 # --- the drawings' own network

@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import io
 import json
-import random
-import shutil
-import struct
-import tarfile
-import zlib
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,31 +12,20 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 from PIL import Image
-from test_data_cifar import old_pickle
-from tiny_official import small_processor, write_image, write_lines
+from test_fuzz_data import use
+from tiny_official import make_png, write_image, write_lines
 from torch._utils import ExceptionWrapper
 
 from mcit.cli import main
-from mcit.config import ConfigError, RunConfig
-from mcit.data.answers import read_vocabulary
+from mcit.config import RunConfig
 from mcit.data.bad_records import BadRecords
 from mcit.data.cifar import read_cifar100
 from mcit.data.image_folders import read_imagenet_subset, read_tiny_imagenet
-from mcit.data.images import MOST_PIXELS, decode_image, open_image, verify_image
+from mcit.data.images import MOST_PIXELS, open_image, verify_image
 from mcit.data.records import BadRecord
-from mcit.embedded import Sizes, write_benchmark
 from mcit.registry import find_task
 from mcit.runner.plan import check_data, describe_plan, resolve
 from mcit.task import DataError
-
-CLEAN = (DataError, ConfigError)
-PROCESSOR = small_processor()
-DEEP = json.loads("[" * 60 + "]" * 60)
-HOSTILE = [
-    None, True, False, 0, -1, 3, 10**6, 2**63, 10**40, 1.5, -0.0, 1e308, float("inf"), float("nan"), "", " ", "a", "-",
-    "True", "\ud800", "é" * 3, "\0", "../../etc/passwd", "/etc/passwd", "..\\up", "a/b", ".", "x" * 5000, [], {}, [[]],
-    [None], [-1], [0, 1, 99], [True], {"a": 1}, DEEP, "neutral", "dev-1-1-0", [1, 2, 3, 4], ["a", ["b"]],
-]  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -51,233 +33,12 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("MCIT_CACHE", str(tmp_path / "cache"))
 
 
-@pytest.fixture(scope="module")
-def benchmark(tmp_path_factory) -> Path:
-    root = tmp_path_factory.mktemp("benchmark")
-    write_benchmark(root, Sizes(train=3, evaluation=2))
-    return root
-
-
-@pytest.fixture
-def root(benchmark, tmp_path) -> Path:
-    shutil.copytree(benchmark, tmp_path / "data")
-    return tmp_path / "data"
-
-
-# --- mutations, always the same for a seed
-
-
-def places(value: Any, path: tuple = ()) -> Iterator[tuple]:
-    """The way to every value in a JSON document."""
-    yield path
-    if isinstance(value, dict):
-        for key in value:
-            yield from places(value[key], (*path, key))
-    elif isinstance(value, list):
-        for index in range(len(value)):
-            yield from places(value[index], (*path, index))
-
-
-def mutate_document(document: Any, rng: random.Random) -> Any:
-    """One to three values replaced, removed, repeated or renamed."""
-    document = copy.deepcopy(document)
-    for _ in range(rng.randint(1, 3)):
-        path = rng.choice(list(places(document)))
-        if not path:
-            return rng.choice(HOSTILE)
-        parent = document
-        for step in path[:-1]:
-            parent = parent[step]
-        kind = rng.random()
-        if kind < 0.6:
-            parent[path[-1]] = rng.choice(HOSTILE)
-        elif kind < 0.75:
-            del parent[path[-1]]
-        elif isinstance(parent, list):
-            parent.insert(path[-1], copy.deepcopy(parent[path[-1]]))
-        else:
-            parent[str(rng.choice(HOSTILE))[:50]] = parent.pop(path[-1])
-    return document
-
-
-def mutate_bytes(data: bytes, rng: random.Random) -> bytes:
-    """Bytes flipped, cut off, cut out, repeated or put in."""
-    data = bytearray(data)
-    for _ in range(rng.choice((1, 1, 2, 8))):
-        if not data:
-            break
-        at, length = rng.randrange(len(data)), rng.choice((1, 4, 50))
-        kind = rng.randrange(6)
-        if kind == 0:
-            data[at] ^= 1 << rng.randrange(8)
-        elif kind == 1:
-            del data[at:]
-        elif kind == 2:
-            del data[at : at + length]
-        elif kind == 3:
-            data[at:at] = data[at : at + length]
-        elif kind == 4:
-            data[at:at] = rng.randbytes(length)
-        else:
-            data[at : at + length] = rng.choice((b"\xff", b"\0", b"[", b'"', b"}", b"9")) * length
-    return bytes(data)
-
-
-def rewrite(path: Path, rng: random.Random) -> None:
-    """A mutated file in the place of a whole one."""
-    text = path.read_text(encoding="utf-8")
-    if rng.random() < 0.4:
-        path.write_bytes(mutate_bytes(text.encode(), rng))
-    elif path.suffix == ".jsonl" or "nlvr2" in path.parts:
-        records = mutate_document([json.loads(line) for line in text.splitlines()], rng)
-        lines = records if isinstance(records, list) else [records]
-        path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    else:
-        path.write_text(json.dumps(mutate_document(json.loads(text), rng)), encoding="utf-8")
-
-
-def try_it(work: Callable[[], Any], what: str) -> bool:
-    """Whether it went well; anything but a clean error is a failure that tells how to repeat it."""
-    try:
-        work()
-    except CLEAN as error:
-        str(error).encode()  # can be printed
-        return False
-    except Exception as error:
-        raise AssertionError(f"{what}: {type(error).__name__}: {error}") from error
-    return True
-
-
-def use(task: Any) -> None:
-    """What a run does with a task's data."""
-    task.check()
-    _ = task.head
-    for split in ("train", "eval"):
-        examples = task.examples(split)
-        task.collate(examples.__getitems__(list(range(len(examples)))), PROCESSOR)
-    task.notices(PROCESSOR)
-    json.dumps(task.describe_data(), allow_nan=False).encode()
-    task.fingerprint()
-
-
-FILES = {
-    "vqa": ["vqav2/v2_OpenEnded_mscoco_train2014_questions.json", "vqav2/v2_mscoco_train2014_annotations.json"],
-    "nlvr2": ["nlvr2/data/train.json"],
-    "snli-ve": ["snli-ve/snli_ve_train.jsonl"],
-    "vcr": ["vcr/annotation/train.jsonl", "metadata"],
-}
-OPTIONS = {"vqa": {"minimum": 1}}
-ROUNDS = 40
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_mutated_annotations_end_in_clean_errors_only(root, name):
-    went_well = 0
-    for seed in range(ROUNDS):
-        rng = random.Random(f"{name} {seed}")
-        file = rng.choice(FILES[name])
-        path = rng.choice(sorted((root / "vcr").rglob("*/[!tv]*.json"))) if file == "metadata" else root / file
-        whole = path.read_bytes()
-        rewrite(path, rng)
-        task = find_task(name)(root=root, on_bad_record=("fail", "skip")[seed % 2], **OPTIONS.get(name, {}))
-        went_well += try_it(lambda task=task: use(task), f"{name}, seed {seed}")
-        path.write_bytes(whole)
-    assert 0 < went_well < ROUNDS  # some mutations do no harm, others do
-
-
-def test_mutated_vocabularies_end_in_clean_errors_only(tmp_path):
-    path = tmp_path / "answers.json"
-    for seed in range(150):
-        rng = random.Random(seed)
-        whole = rng.choice([["a", "b"], {"answers": ["a", "b"]}, {"a": 0, "b": 1}])
-        path.write_text(json.dumps(whole), encoding="utf-8")
-        rewrite(path, rng)
-        try_it(lambda: read_vocabulary(path), f"seed {seed}")
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning")  # what Pillow says of odd TIFF tags
-@pytest.mark.parametrize("form", ["JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF"])
-def test_mutated_images_end_in_clean_errors_only(form):
-    pixels = np.random.default_rng(0).integers(0, 256, (19, 23, 3), dtype=np.uint8)
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, form)
-    for seed in range(60):
-        data = mutate_bytes(file.getvalue(), random.Random(f"{form} {seed}"))
-        try_it(lambda data=data: decode_image(data, "it"), f"{form}, seed {seed}")
-
-
-def make_parquet() -> bytes:
-    file = io.BytesIO()
-    Image.new("RGB", (32, 32)).save(file, "PNG")
-    table = pyarrow.table({"img": [{"bytes": file.getvalue(), "path": None}] * 4, "fine_label": [3, 3, 8, 8]})
-    sink = io.BytesIO()
-    pyarrow.parquet.write_table(table, sink)
-    return sink.getvalue()
-
-
-def make_pickle() -> bytes:
-    return old_pickle(np.zeros((4, 3072), np.uint8), [3, 3, 8, 8])
-
-
-def make_archive() -> bytes:
-    sink = io.BytesIO()
-    with tarfile.open(fileobj=sink, mode="w:gz") as archive:
-        member = tarfile.TarInfo("cifar-100-python/train")
-        member.size = len(make_pickle())
-        archive.addfile(member, io.BytesIO(make_pickle()))
-    return sink.getvalue()
-
-
-CIFAR = {"train.parquet": make_parquet, "cifar-100-python/train": make_pickle, "cifar-100-python.tar.gz": make_archive}
-
-
-@pytest.mark.parametrize("name", CIFAR)
-def test_mutated_cifar_files_end_in_clean_errors_only(tmp_path, name):
-    path = tmp_path / name
-    path.parent.mkdir(exist_ok=True)
-    path.write_bytes(CIFAR[name]())
-    assert len(read_cifar100(tmp_path, "train", [3, 8]).labels) == 4
-    whole, bad = path.read_bytes(), BadRecords()
-    for seed in range(80):
-        path.write_bytes(mutate_bytes(whole, random.Random(f"{name} {seed}")))
-        on_bad = {"on_bad": bad.add} if seed % 2 else {}
-        try_it(lambda on_bad=on_bad: read_cifar100(tmp_path, "train", [3, 8], **on_bad), f"{name}, seed {seed}")
-
-
-def test_mutated_class_annotations_end_in_clean_errors_only(tmp_path):
-    names = [f"n{number:08}" for number in range(200)]
-    for name in names:
-        (tmp_path / "train" / name).mkdir(parents=True)
-    for number in range(3):
-        write_image(tmp_path / "val" / "images" / f"val_{number}.JPEG", size=(64, 64))
-    path = tmp_path / "val" / "val_annotations.txt"
-    whole = "".join(f"val_{number}.JPEG\t{names[number]}\t0\t0\t9\t9\n" for number in range(3)).encode()
-    for seed in range(80):
-        path.write_bytes(mutate_bytes(whole, random.Random(seed)))
-        try_it(lambda: read_tiny_imagenet(tmp_path, "eval", range(200)), f"seed {seed}")
-
-
-# --- each kind of harm, found, named, and refused or counted
-
-
-def png_of_size(width: int, height: int) -> bytes:
-    """A file of a few bytes that claims to be an image of that size."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return (
-        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" * 99)) + chunk(b"IEND", b"")
-    )
-
-
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 @pytest.mark.parametrize("size", [(12_000, 10_000), (60_000, 60_000)])
 def test_an_image_of_too_many_pixels_is_refused_before_it_is_decoded(tmp_path, size):
     assert size[0] * size[1] > MOST_PIXELS
     path = tmp_path / "bomb.png"
-    path.write_bytes(png_of_size(*size))
+    path.write_bytes(make_png(*size, depth=8, color=2, data=bytes(99)))
     for look in (open_image, verify_image):
         with pytest.raises(BadRecord, match=r"bomb\.png") as caught:
             look(path)
@@ -332,7 +93,7 @@ def mixed(tmp_path) -> Path:
     for number in range(12):
         write_image(images / f"{number}.jpg")
     (images / "10.jpg").write_bytes((images / "10.jpg").read_bytes()[:300])
-    (images / "11.jpg").write_bytes(png_of_size(30_000, 30_000))
+    (images / "11.jpg").write_bytes(make_png(30_000, 30_000, depth=8, color=2, data=bytes(99)))
     return root
 
 
@@ -368,6 +129,15 @@ def test_wrong_records_are_left_out_counted_and_said(mixed):
         assert "snli_ve_train.jsonl, record " in found["first"], reason
     (line,) = task.notices(None)
     assert line.startswith("snli-ve, train: 9 of 13 records are left out: 1 ")
+
+
+def test_a_record_without_its_image_is_left_out_from_between_others(mixed):
+    records = [entailment(0), entailment(1, Flickr30K_ID="404"), entailment(2), entailment(3)]
+    write_lines(mixed / "snli-ve" / "snli_ve_train.jsonl", records)
+    task = find_task("snli-ve")(root=mixed, on_bad_record="skip")
+    use(task)
+    assert len(task.examples("train")) == 3
+    assert task.skipped("train").counts == {"image missing": 1}
 
 
 def test_what_is_left_out_is_found_once_and_found_again_when_an_image_changes(mixed, tmp_path):

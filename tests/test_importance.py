@@ -13,6 +13,7 @@ import torch
 from accelerate import Accelerator
 from importance_models import ConvNet, Late, Reader, Thrice, pictures, sentences, vectors
 from importance_oracle import assert_same_importance, one_at_a_time
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.testing import assert_close
@@ -430,7 +431,7 @@ def test_a_budget_on_data_without_a_length_is_refused():
 
 
 def test_an_unknown_score_is_refused_with_the_choices():
-    with pytest.raises(ConfigError, match=r"'fisher' \(choices: plain, reversed, log_odds, output_norm\)"):
+    with pytest.raises(ConfigError, match=r"'fisher' \(choices: plain, reversed, log_odds, output_norm, custom\)"):
         measure_importance(net(), [], score="fisher")
 
 
@@ -566,9 +567,29 @@ def test_a_damaged_file_is_named(tmp_path, damage):
 
 def test_a_file_whose_tensors_were_exchanged_is_refused(tmp_path):
     path = tmp_path / "importance.safetensors"
-    about = {"format": "mcit importance 1", "estimator": "", "note": "", "examples": "3"}
-    save_file({"w": torch.ones(2)}, path, {**about, "fingerprint": fingerprint({"w": torch.ones(3)})})
+    Importance({"w": torch.ones(3)}).save(path)
+    with safe_open(path, "pt") as file:
+        about = file.metadata()
+    save_file({"w": torch.ones(2)}, path, about)
     with pytest.raises(ValueError, match="damaged"):
+        Importance.load(path)
+
+
+def test_every_flipped_bit_of_a_file_is_noticed(tmp_path):
+    path = tmp_path / "importance.safetensors"
+    measure_importance(net(), DataLoader(data(), 5)).save(path)
+    whole = path.read_bytes()
+    places = torch.randperm(len(whole), generator=torch.Generator().manual_seed(1))[:40].tolist()
+    for place in places:
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with pytest.raises(ValueError, match=r"importance\.safetensors"):
+            Importance.load(path)
+
+
+def test_a_file_without_a_digest_is_refused(tmp_path):
+    path = tmp_path / "importance.safetensors"
+    save_file({"w": torch.ones(2)}, path, {"format": "mcit importance 1"})
+    with pytest.raises(ValueError, match="no digest"):
         Importance.load(path)
 
 
@@ -587,8 +608,6 @@ def test_a_fingerprint_depends_on_names_and_shapes_and_on_no_order():
 
 
 def test_the_file_tells_by_itself_how_it_was_made(tmp_path):
-    from safetensors import safe_open
-
     found = measure_importance(net(), DataLoader(data(), 5), score="log_odds")
     found.save(tmp_path / "importance.safetensors", task="nlvr2")
     with safe_open(tmp_path / "importance.safetensors", "pt") as file:
@@ -596,3 +615,98 @@ def test_the_file_tells_by_itself_how_it_was_made(tmp_path):
     assert about["description"] == found.describe()
     assert about["task"] == "nlvr2"
     assert json.loads(about["estimator"]) == dataclasses.asdict(found.estimator)
+
+
+# --- calls that cannot be answered
+
+
+def test_a_misspelt_option_is_named_with_the_one_that_was_meant():
+    with pytest.raises(TypeError, match=r"'smaples'; did you mean 'samples'\?"):
+        measure_importance(net(), [], smaples=3)
+
+
+@pytest.mark.parametrize("output", [tuple, dict])
+def test_a_model_that_returns_no_logits_is_refused_with_the_remedy(output):
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(3, 2)
+
+        def forward(self, x):
+            return (self.layer(x), x) if output is tuple else {"out": self.layer(x)}
+
+    with pytest.raises(TypeError, match=f"returned a {output.__name__} without logits; give forward="):
+        measure_importance(Odd(), [(torch.rand(4, 3), torch.zeros(4, dtype=torch.long))])
+
+
+def test_a_model_without_values_is_refused():
+    with pytest.raises(ValueError, match="'weight' is on the meta device"):
+        measure_importance(nn.Linear(3, 2, device="meta"), [])
+
+
+def test_inference_mode_is_refused():
+    with torch.inference_mode(), pytest.raises(RuntimeError, match="inference_mode"):
+        measure_importance(nn.Linear(3, 2), [])
+
+
+def test_forward_must_give_two_tensors():
+    with pytest.raises(TypeError, match="logits and target; found a Tensor and a NoneType"):
+        measure_importance(nn.Linear(3, 2), [torch.rand(4, 3)], forward=lambda model, x: (model(x), None))
+
+
+# --- a score of one's own
+
+
+def test_a_function_as_score_is_squared_per_example_and_named():
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    x, y = torch.rand(8, 3), 5 * torch.randn(8, 1)
+
+    def gaussian_error(model, batch):
+        return (model(batch[0]) - batch[1]).square().sum(dim=1) / 2
+
+    found = measure_importance(model, [(x[:5], y[:5]), (x[5:], y[5:])], score=gaussian_error)
+    error = (model(x) - y).detach()
+    torch.testing.assert_close(found.values["weight"], (error * x).square().mean(dim=0, keepdim=True))
+    torch.testing.assert_close(found.values["bias"], error.square().mean(dim=0))
+    assert (
+        "custom (test_a_function_as_score_is_squared_per_example_and_named.<locals>.gaussian_error)" in found.describe()
+    )
+    assert found.examples == 8
+
+
+@pytest.mark.parametrize("wrong", [lambda model, x: model(x), lambda model, x: model(x).sum(), lambda model, x: None])
+def test_a_function_that_gives_no_number_per_example_is_refused(wrong):
+    with pytest.raises(ValueError, match=r"must give one number per example, \[batch\]"):
+        measure_importance(nn.Linear(3, 2), [torch.rand(4, 3)], score=wrong)
+
+
+def test_a_custom_score_without_its_function_is_refused():
+    with pytest.raises(ValueError, match="needs a function"):
+        measure_importance(nn.Linear(3, 2), [(torch.rand(4, 3), torch.zeros(4, dtype=torch.long))], score="custom")
+
+
+def test_an_unseen_layer_that_autograd_reaches_is_an_error():
+    class Bypassed(nn.Module):
+        """Calls its first layer's forward directly from the second batch on, past all hooks."""
+
+        def __init__(self):
+            super().__init__()
+            self.first = nn.Linear(3, 4)
+            self.second = nn.Linear(4, 2)
+            self.direct = False
+
+        def forward(self, x):
+            hidden = self.first.forward(x) if self.direct else self.first(x)
+            return self.second(hidden.relu())
+
+    model = Bypassed()
+    batch = (torch.rand(4, 3), torch.tensor([0, 1, 0, 1]))
+
+    def batches():
+        yield batch
+        model.direct = True
+        yield batch
+
+    with pytest.raises(RuntimeError, match=r"'first\.weight' .* was not seen"):
+        measure_importance(model, batches())

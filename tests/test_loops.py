@@ -140,7 +140,7 @@ def test_the_injected_gradient_takes_the_path_of_a_penalty_in_the_loss(optimizer
 def test_before_anything_is_consolidated_nothing_changes():
     ours, plain = make_network(), make_network()
     learn(ours, make_task(1), ConsolidationManager(ours.named_parameters(), strength=1e6), epochs=1)
-    learn(plain, make_task(1), ConsolidationManager([], strength=0.0), epochs=1)
+    learn(plain, make_task(1), ConsolidationManager(plain, strength=0.0), epochs=1)
     torch.testing.assert_close(copies(ours), copies(plain), rtol=0, atol=0)
 
 

@@ -64,14 +64,14 @@ def test_the_added_gradient_is_that_of_the_closed_form_and_spares_the_new_classe
 
 
 def test_the_first_task_has_no_teacher():
-    method = Lwf()
+    method = Lwf(strength=3.0)
     stage, _ = begin_points(make_points([2, 3]), method)
     assert method.extra_loss(stage, read_batch(stage), torch.zeros(8, 2)) is None
     assert (method.state_dict(), method.bytes_held()) == ({}, 0)
 
 
 def test_a_step_is_one_on_the_sum_of_both_losses():
-    method = Lwf()
+    method = Lwf(strength=3.0)
     stage, trainer = reach_second_task(method, batch_size=1000)
     batch, reference = read_batch(stage), copy.deepcopy(stage.learner)
     optimizer = torch.optim.SGD(reference.parameters(), 0.1, 0.9)
@@ -100,7 +100,7 @@ def test_the_answers_about_old_classes_move_less_than_under_finetuning():
         trainer.fit(stage, method, ignore)
         return float((stage.learner(batch, stage.task.head)[:, :2].detach().softmax(dim=1) - before).norm())
 
-    assert drift(Lwf()) < drift(Finetune()) / 2
+    assert drift(Lwf(strength=3.0)) < drift(Finetune()) / 2
 
 
 class Normed(nn.Module):
@@ -117,7 +117,7 @@ class Normed(nn.Module):
 
 
 def test_the_teacher_is_frozen_and_its_batchnorm_neither_looks_at_the_batch_nor_learns_from_it():
-    method, (first, second) = Lwf(), make_points([2, 3])
+    method, (first, second) = Lwf(strength=3.0), make_points([2, 3])
     stage, trainer = begin_points([first, second], method)
     stage.learner = Learner(Normed())
     stage.learner.grow(first.head)
@@ -134,36 +134,36 @@ def test_the_teacher_is_frozen_and_its_batchnorm_neither_looks_at_the_batch_nor_
 
 
 def test_a_run_resumed_within_a_task_has_the_teacher_of_its_beginning():
-    method = Lwf()
+    method = Lwf(strength=3.0)
     stage, trainer = reach_second_task(method)
     expected = copy_state(method.old)
     trainer.fit(stage, method, ignore)
-    resumed = Lwf()
+    resumed = Lwf(strength=3.0)
     resumed.load_state_dict(method.state_dict())
     resumed.begin_task(stage)  # the learner has moved since
     assert_identical(copy_state(resumed.old), expected)
 
 
 def test_a_run_resumed_between_tasks_takes_the_learner_as_it_is():
-    tasks, method = make_points([2, 3, 2]), Lwf()
+    tasks, method = make_points([2, 3, 2]), Lwf(strength=3.0)
     stage, trainer = begin_points(tasks, method)
     stage = go_on(stage, method, trainer)
     trainer.fit(stage, method, ignore)
-    resumed = Lwf()
+    resumed = Lwf(strength=3.0)
     resumed.load_state_dict(method.state_dict())
     stage = go_on(stage, resumed, trainer)
     assert_identical(copy_state(resumed.old), copy_state(stage.learner))
 
 
 def test_one_network_is_held():
-    method = Lwf()
+    method = Lwf(strength=3.0)
     stage, _ = reach_second_task(method)
     assert method.bytes_held() == sum(t.numel() * t.element_size() for t in stage.learner.state_dict().values())
     assert method.state_dict()["old"].keys() == stage.learner.state_dict().keys()
 
 
 def test_it_runs_over_a_sequence_of_images(tmp_path):
-    run = learn(configure("shapes:3x2", "lwf"), tmp_path)
+    run = learn(configure("shapes:3x2", "lwf", method__strength=3.0), tmp_path)
     assert [len(row) for row in run.rows] == [1, 2, 3]
     assert "strength 3, temperature 2" in run.result.to_dict()["estimator"]
 
@@ -175,6 +175,6 @@ def test_tasks_with_heads_of_their_own_are_refused():
 
 @pytest.mark.parametrize(("option", "value"), [("strength", -1.0), ("temperature", 0.0)])
 def test_impossible_options_are_refused(option, value):
-    config = configure("shapes:3x2", "lwf", **{f"method__{option}": value})
+    config = configure("shapes:3x2", "lwf", **{"method__strength": 3.0, f"method__{option}": value})
     with pytest.raises(ConfigError, match=f"method.{option} must be"):
         resolve(config)

@@ -90,6 +90,28 @@ def test_knowledge_transfer_compares_with_learning_alone():
     assert knowledge_transfer(matrix, {"b": 100}) == (None, -20.0, None)
 
 
+def test_classes_can_lose_all_of_their_score_and_no_more():
+    """Chance was 25 when the first classes were learned and is 8.3 at the end: neither is a floor."""
+    rows = [[60], [0, 80], [15, 0, 90]]
+    matrix = ScoreMatrix(("a", "b", "c"), (25, 12.5, 100 / 12), rows, class_incremental=True)
+    assert forgetting_transfer(matrix) == ((), (100.0,), (75.0, 100.0))
+    assert forgetting_transfer_average(matrix) == (None, 100.0, 87.5)
+    assert to_dict(matrix)["metrics"]["forgetting_transfer"] == [[], [100.0], [75.0, 100.0]]
+    assert to_dict(matrix)["chance"] == [25, 12.5, 100 / 12]
+
+
+def test_classes_that_were_never_learned_have_no_forgetting():
+    matrix = ScoreMatrix(("a", "b"), (50, 25), [[0], [0, 80]], class_incremental=True)
+    assert forgetting_transfer(matrix) == ((), (None,))
+
+
+def test_the_track_of_a_file_says_what_can_be_lost():
+    matrix = ScoreMatrix(("a", "b"), (50, 25), [[60], [0, 80]], class_incremental=True)
+    assert ScoreMatrix.from_dict({"track": "efcil", **to_dict(matrix)}) == matrix
+    other = ScoreMatrix.from_dict({"track": "mcit", **to_dict(matrix)})
+    assert forgetting_transfer(other) == ((), (600.0,))
+
+
 def test_what_never_rose_above_chance_has_no_forgetting():
     matrix = ScoreMatrix(("a", "b", "c"), (50, 50, 50), [[50], [49, 40], [48, 39, 60]])
     assert forgetting_transfer(matrix) == ((), (None,), (None, None))

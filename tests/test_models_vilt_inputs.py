@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -240,3 +243,14 @@ def test_inputs_survive_the_way_to_a_worker(inputs):
     images = [Image.new("RGB", (50, 40), "green")]
     assert_close(again.read_texts(["a red square"]), inputs.read_texts(["a red square"]))
     assert_close(again.read_images(images), inputs.read_images(images))
+
+
+def test_a_hub_without_an_address_is_not_asked_again_and_again(tmp_path):
+    """Names that end in .invalid have no address anywhere. Its library would say that it is retrying."""
+    code = "from mcit.models.vilt_inputs import read_config; read_config('nobody/vilt')"
+    environment = {key: value for key, value in os.environ.items() if not key.lower().endswith("_proxy")}
+    environment |= {"HF_ENDPOINT": "https://hub.invalid", "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert "DataError: nobody/vilt: no ViLT checkpoint" in done.stderr
+    assert "or take the small ViLT that ships with mcit: --set model.name=embedded" in done.stderr
+    assert "Retrying" not in done.stderr

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 import mcit
-from mcit.passport import PACKAGES, make_passport, write_json
+from mcit.files import write_json
+from mcit.passport import PACKAGES, make_passport
 
 
 def test_a_passport_names_versions_command_and_what_it_is_told(monkeypatch):
@@ -28,11 +33,55 @@ def test_a_passport_names_versions_command_and_what_it_is_told(monkeypatch):
 
 @pytest.mark.parametrize(
     ("started", "named"),
-    [("scripts/run_sequence.py", "run_sequence.py"), ("/a/mcit/__main__.py", "mcit"), ("", "mcit")],
+    [
+        ("scripts/run_sequence.py", ["python", "scripts/run_sequence.py"]),
+        ("/a/mcit/__main__.py", ["mcit"]),
+        ("", ["mcit"]),
+    ],
 )
-def test_a_passport_tells_a_script_from_the_installed_program(monkeypatch, started, named):
+def test_a_passport_names_the_command_so_that_it_can_be_repeated(monkeypatch, started, named):
     monkeypatch.setattr("sys.argv", [started, "--order", "vqa"])
-    assert make_passport()["command"] == [named, "--order", "vqa"]
+    assert make_passport()["command"] == [*named, "--order", "vqa"]
+
+
+NAMING = "from mcit.parallel.launch import describe_command; print(describe_command())"
+STARTING = "import subprocess, sys; sys.exit(subprocess.call([sys.executable, *sys.argv[-3:]]))"
+
+
+@pytest.mark.parametrize("flags", [[], ["--config_file", "cpu2.yaml"]])
+def test_a_passport_names_the_launcher_with_its_options(tmp_path, flags):
+    """The launcher here is a program of that name: what it is called and what it was told is all that counts."""
+    (tmp_path / "script.py").write_text(NAMING)
+    (tmp_path / "accelerate").write_text(STARTING)
+    words = [str(tmp_path / "accelerate"), "launch", *flags, "script.py", "--order", "shapes:5x4"]
+    done = subprocess.run([sys.executable, *words], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{['accelerate', 'launch', *flags, 'script.py', '--order', 'shapes:5x4']}\n"
+
+
+def test_a_passport_names_the_commit_of_a_checkout_and_whether_it_was_changed(tmp_path, monkeypatch):
+    (tmp_path / "mcit").mkdir()
+    source = tmp_path / "mcit" / "__init__.py"
+    source.write_text("")
+    monkeypatch.setattr("mcit.__file__", str(source))
+    assert make_passport()["source"] is None
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "one"]):
+        subprocess.run([*git, *words], check=True)
+    commit = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    assert make_passport()["source"] == {"commit": commit, "changed": False}
+    source.write_text("changed = True\n")
+    assert make_passport()["source"] == {"commit": commit, "changed": True}
+
+
+def test_a_passport_of_an_installed_mcit_names_no_commit_of_the_repository_around_it(tmp_path, monkeypatch):
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    (tmp_path / "site-packages" / "mcit").mkdir(parents=True)
+    monkeypatch.setattr("mcit.__file__", str(tmp_path / "site-packages" / "mcit" / "__init__.py"))
+    assert make_passport()["source"] is None
+
+
+def test_a_passport_names_the_processor():
+    assert make_passport()["processor"].strip()
 
 
 def test_threads_are_noted(monkeypatch):
@@ -54,3 +103,13 @@ def test_json_is_replaced_whole_or_not_at_all(tmp_path):
     assert json.loads(path.read_text(encoding="utf-8"))["matrix"] == [[1.5]]
     write_json(path, {"matrix": []})
     assert [p.name for p in tmp_path.iterdir()] == ["scores.json"]
+
+
+def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    """After a power cut there is the old file or the new one, and not an empty one."""
+    events = []
+    replace = os.replace
+    monkeypatch.setattr(os, "fsync", lambda handle: events.append(Path(os.readlink(f"/proc/self/fd/{handle}")).name))
+    monkeypatch.setattr(os, "replace", lambda *names: (events.append("renamed"), replace(*names)))
+    write_json(tmp_path / "scores.json", {})
+    assert events == ["scores.json.tmp", "renamed", tmp_path.name]

@@ -63,7 +63,7 @@ MODELS = {
         sentences,
         ("lstm.weight_ih_l0", "lstm.weight_hh_l0", "lstm.bias_ih_l0", "lstm.bias_hh_l0"),
     ),
-    "tied": (lambda: Tied(False), sentences, ("words.weight",)),
+    "tied": (lambda: Tied(False), sentences, ()),
     "tied functionally": (lambda: Tied(True), sentences, ("words.weight",)),
     "functional": (lambda: Functional(1.0), vectors, ("layer.weight",)),
     "only functional": (lambda: Functional(1.0, called=False), vectors, ("layer.weight", "layer.bias")),

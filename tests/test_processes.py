@@ -41,14 +41,16 @@ WITH_HEADS = {
     "single": {},
 }
 # of shapes, augmented, through BatchNorm: 75 images of three classes in batches of 16
-RELEASE = {"unit": "batch", "mode": "train", "update_buffers": True}  # what the EWC-DR release measures
+RELEASE = {"unit": "batch", "mode": "train"}  # what the EWC-DR release measures
+REFRESHED = {"training__refresh_batchnorm": True}
 WITH_CLASSES = {
-    "finetune": {"training__accumulate": 3},
+    "finetune": {"training__accumulate": 3, **REFRESHED},
     "ewc": {"method__strength": 0.1},
     "ewc_dr": {
         "method__strength": 0.1,
         "method__merge": "share",
         "method__estimator": {"score": "reversed", **RELEASE},
+        **REFRESHED,
     },
     "ewc_lo": {"method__strength": 0.1},
     "online_ewc": {"method__strength": 0.1, "method__estimator": {"score": "plain", **RELEASE}},
@@ -56,8 +58,8 @@ WITH_CLASSES = {
     "si": {"method__strength": 0.1},
     "l2_anchor": {"method__strength": 0.1},
     "replay": {"method__fraction": 0.5, "method__frequency": 2},
-    "lwf": {},
-    "joint": {},
+    "lwf": {"method__strength": 3.0, **REFRESHED},
+    "joint": REFRESHED,
 }
 RUNS = [*(f"heads {name}" for name in WITH_HEADS), *(f"classes {name}" for name in WITH_CLASSES)]
 
@@ -75,7 +77,7 @@ def launched(tmp_path_factory):
     configs |= {f"classes {name}": configure("shapes:2x3", name, **o) for name, o in WITH_CLASSES.items()}
     configs["adamw"] = configure("vqa,nlvr2", "finetune", world)
     (folder / "runs.json").write_text(json.dumps({name: to_dict(config) for name, config in configs.items()}))
-    (folder / "command.yaml").write_text(to_yaml(configure("nlvr2,snli-ve", "ewc", world)))
+    (folder / "command.yaml").write_text(to_yaml(configure("nlvr2,snli-ve", "ewc", world, method__strength=1.0)))
     command = [sys.executable, "-m", "accelerate.commands.launch"]
     command += ["--config_file", str(ROOT / "configs" / "accelerate" / "cpu2.yaml")]
     command += [str(Path(__file__).with_name("launched_runs.py")), str(folder)]

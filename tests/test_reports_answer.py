@@ -119,7 +119,25 @@ def test_what_rose_is_not_said_to_be_forgotten():
 
 def test_what_fell_below_chance_is_all_forgotten():
     told = answer(make_group("ewc", [[[80.0], [40.0, 90.0]]], tasks=("a", "b"), chance=(50.0, 50.0)))
-    assert ", having forgotten all (133.3 %) of what it had learned above chance." in told.headline
+    assert told.headline.endswith(
+        ", having fallen below chance on earlier tasks (133.3 % of what it had learned above chance is lost)."
+    )
+
+
+def test_forgetting_of_classes_is_a_share_of_what_was_learned():
+    classes = {"tasks": ("x[0-1]", "x[2-3]"), "chance": (50.0, 25.0), "track": "efcil"}
+    told = answer(make_group("ewc", [[[80.0], [20.0, 90.0]]], **classes))
+    assert told.headline.endswith(", having forgotten 75.0 % of what it had learned.")
+    told = answer(make_group("ewc", [[[80.0], [0.0, 90.0]]], **classes))
+    assert told.headline.endswith(", having forgotten all of what it had learned.")
+
+
+def test_no_sentence_tells_a_share_of_classes_above_all():
+    """Chance was 50 when the first two classes were learned, and all of 80 is 267 % of what was above it."""
+    classes = {"tasks": ("x[0-1]", "x[2-3]"), "chance": (50.0, 25.0), "track": "efcil"}
+    lost = make_group("finetune", [[[80.0], [0.0, 90.0]]], **classes)
+    told = answer(make_group("ewc", [[[80.0], [78.0, 90.0]]], **classes), lost)
+    assert "finetune, which protects nothing, ended at 45.0 % and forgot all, in 70 s." in told.remarks
 
 
 def test_one_task_has_nothing_to_forget():

@@ -320,6 +320,15 @@ def test_a_matrix_is_coloured_by_score_and_by_what_is_left_above_chance():
     ]
 
 
+def test_a_matrix_of_classes_is_coloured_by_what_is_left_of_all():
+    tasks = ("x[0-1]", "x[2-3]")
+    run = make_run("ewc", [[80.0], [20.0, 0.0]], tasks=tasks, chance=(50.0, 25.0), track="efcil")
+    page = Page(draw_matrix(run))
+    cells = [(cell.text, cell.attributes.get("data-lost")) for cell in page.find("td") if cell.attributes.get("style")]
+    assert cells == [("80.0", "0.0"), ("20.0", "75.0"), ("0.0", None)]
+    assert page.find("table")[0].attributes["data-floor"] == "zero"
+
+
 def test_a_curve_is_the_mean_and_deviation_over_seeds():
     group = make_group("ewc", [[[80.0], [60.0, 90.0]], [[82.0], [70.0, 90.0]]], tasks=("a", "b"), chance=(0.0, 0.0))
     curve = make_curve(group)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from report_runs import CHANCE, TASKS, make_config, make_passport, make_run, make_scores, write_run
 
 from mcit.reports.compare import find_differences
+from mcit.reports.html import make_page
 from mcit.reports.identity import format_value
+from mcit.reports.report import make_all_tables
 from mcit.reports.runs import group_runs, read_run, read_runs, split_settings
 from mcit.reports.splits import find_split
 from mcit.task import DataError
@@ -55,7 +59,7 @@ def test_a_run_of_before_is_given_what_it_did_not_tell(tmp_path):
     [
         ({}, "holds no run, for there is no scores.json"),
         ({"config.yaml": "order: [vqa]"}, "holds no run: no task of it is finished yet"),
-        ({"scores.json": "{"}, "is no whole JSON file"),
+        ({"scores.json": "{"}, "is not valid JSON"),
         ({"scores.json": "[]"}, "must hold one JSON object, found a list"),
         ({"scores.json": '{"method": "ewc"}'}, "has no seed, track, estimator, metrics, seen"),
     ],
@@ -77,6 +81,113 @@ def test_a_damaged_matrix_or_configuration_is_named(tmp_path):
     (folder / "config.yaml").write_text("{")
     with pytest.raises(DataError, match=r"config.yaml is not valid YAML"):
         read_runs([folder])
+
+
+def test_an_earlier_versions_forgetting_is_computed_anew(tmp_path):
+    """It measured from chance for classes too, and could say 150 %."""
+    tasks = ["shapes[0-3]", "shapes[4-7]"]
+    scores = make_scores("ewc", [[75.0], [0.0, 80.0]], tasks, (25.0, 12.5), "efcil", seen=(75.0, 40.0))
+    scores["metrics"]["forgetting_transfer"] = [[], [150.0]]
+    scores["metrics"]["forgetting_transfer_average"] = [None, 150.0]
+    run = read_run(write_run(tmp_path / "run", scores))
+    assert run.metrics["forgetting_transfer"] == [[], [100.0]]
+    assert run.metrics["forgetting_transfer_average"] == [None, 100.0]
+    assert run.metrics["A_last"] == 40.0
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "words"),
+    [
+        (("metrics",), [], "'metrics' must be a section, found []"),
+        (("metrics", "A_old"), 7, "'metrics' 'A_old' must be a list, found 7"),
+        (("metrics", "A_old"), [None, 1.0], "rows need as many averages over earlier tasks"),
+        (("metrics", "knowledge_transfer"), [1.0], "'metrics' 'knowledge_transfer' must have 4 items, found 1"),
+        (("metrics", "knowledge_transfer"), [1.0, "x", 2.0, 3.0], "item 1 must be a number, found 'x'"),
+        (("seen",), ["a", "b", "c", "d"], "'seen' item 0 must be a number, found 'a'"),
+        (("seen",), [1.0], "'seen' must have 4 items, found 1"),
+        (("seen",), [], "'seen' must have 4 items, found 0"),
+        (("seen",), 80.0, "'seen' must be a list, found 80.0"),
+        (("cost", "fit_seconds"), "long", "'cost' 'fit_seconds' must be a number, found 'long'"),
+        (("cost",), 3, "'cost' must be a section, found 3"),
+        (("stiffness",), [{"mean": "high"}], "'stiffness' item 0 'capped' is missing"),
+        (("diagnoses",), [3], "'diagnoses' item 0 must be text, found 3"),
+        (("seed",), "one", "'seed' must be a whole number, found 'one'"),
+        (("method",), None, "'method' must be text, found None"),
+        (("tasks",), ["a", 1, "b", "c"], "'tasks' item 1 must be text, found 1"),
+        (("matrix",), [["x"]], "'matrix' item 0 item 0 must be a number, found 'x'"),
+        (("chance",), [0.0, None, 1.0, 2.0], "'chance' item 1 must be a number, found None"),
+    ],
+)
+def test_numbers_of_another_kind_or_length_are_one_clear_error(tmp_path, place, value, words):
+    scores = make_scores("ewc", ROWS)
+    section = scores
+    for name in place[:-1]:
+        section = section[name]
+    section[place[-1]] = value
+    with pytest.raises(DataError) as error:
+        read_runs([write_run(tmp_path / "run", scores)])
+    assert "scores.json" in str(error.value)
+    assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("file", "changes", "words"),
+    [
+        ("config.yaml", {"method": "ewc"}, "'method' must be a section, found 'ewc'"),
+        ("config.yaml", {"order": 3}, "'order' must be a list, found 3"),
+        ("config.yaml", {"tasks": {"vqa": 1}}, "'tasks' 'vqa' must be a section, found 1"),
+        ("passport.json", {"packages": []}, "'packages' must be a section, found []"),
+        ("passport.json", {"command": "mcit run"}, "'command' must be a list, found 'mcit run'"),
+        ("passport.json", {"recipes": {"vqa": 1}}, "'recipes' 'vqa' must be a section, found 1"),
+    ],
+)
+def test_a_configuration_or_passport_of_another_kind_is_one_clear_error(tmp_path, file, changes, words):
+    given = {"config.yaml": make_config("ewc"), "passport.json": make_passport()}
+    given[file] = {**given[file], **changes}
+    folder = write_run(tmp_path / "run", make_scores("ewc", ROWS), given["config.yaml"], given["passport.json"])
+    with pytest.raises(DataError) as error:
+        read_runs([folder])
+    assert f"{file} was not written by `mcit run`, or was changed since: {words}" in str(error.value)
+
+
+def mutate(data: Any, value: Any) -> Iterator[Any]:
+    """Copies of nested data, each with another leaf or branch replaced."""
+    for key in data if isinstance(data, dict) else range(len(data)):
+        yield {**data, key: value} if isinstance(data, dict) else [*data[:key], value, *data[key + 1 :]]
+        if isinstance(data[key], (dict, list)):
+            for inner in mutate(data[key], value):
+                yield {**data, key: inner} if isinstance(data, dict) else [*data[:key], inner, *data[key + 1 :]]
+
+
+@pytest.mark.parametrize("value", [None, "x", 1e999, -5, True, [], {}, [[None]]], ids=repr)
+def test_a_changed_file_is_reported_on_or_refused(tmp_path, value):
+    """Whatever is changed in scores.json, everything that is made of a run is made, or a DataError tells."""
+    scores = make_scores("ewc", ROWS[:2], TASKS[:2], CHANCE[:2])
+    refused = 0
+    for number, changed in enumerate(mutate(scores, value)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "scores.json").write_text(json.dumps(changed))
+        try:
+            groups = group_runs([read_run(folder)])
+        except DataError:
+            refused += 1
+            continue
+        tables = make_all_tables(groups)
+        assert make_page(groups, tables, [], [], "mcit report")
+    assert refused > 10
+
+
+@pytest.mark.parametrize("value", [None, "x", 1e999, -5, True, [], {}, [[None]]], ids=repr)
+def test_a_changed_matrix_of_another_toolkit_is_reported_on_or_refused(tmp_path, value):
+    data = {"method": "lwf", "seed": 1, "tasks": ["a", "b"], "chance": [0.0, 50.0], "matrix": [[80.0], [60.0, 90.0]]}
+    for changed in mutate({**data, "seen": [80.0, 75.0]}, value):
+        (tmp_path / "lwf.json").write_text(json.dumps(changed))
+        try:
+            groups = group_runs(read_runs([tmp_path / "lwf.json"]))
+        except DataError:
+            continue
+        assert make_page(groups, make_all_tables(groups), [], [], "mcit report")
 
 
 def test_what_is_not_there_is_told():

@@ -155,6 +155,17 @@ def test_a_run_that_is_not_complete_does_not_count(tmp_path):
     assert find_runs([cell], [tmp_path])[0].runs == ()
 
 
+def test_a_run_whose_settings_would_be_refused_now_is_that_of_no_cell(tmp_path):
+    """An earlier version refreshed BatchNorm's statistics in the importance pass of the release's flavour."""
+    (cell,) = cells_of("mini", settings=["equal-5"], methods=["ewc"])
+    for folder in ("then", "now"):
+        write_run(cell, 0, tmp_path / folder, 20.0)
+    path = tmp_path / "then" / "config.yaml"
+    path.write_text(path.read_text().replace("mode: train", "mode: train\n      update_buffers: true"))
+    (found,) = find_runs([cell], [tmp_path])
+    assert [run.folder for run in found.runs] == [tmp_path / "now"]
+
+
 def test_a_figure_is_met_within_the_tolerance(tmp_path):
     ledger = read_ledger("cifar100")
     (cell,) = cells_of("cifar100", settings=["equal-5"], methods=["ewc_dr"])  # the paper: 46.89 and 61.47

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from killing import Clock, assert_same_end, kill_until_finished, read_scores, start, stop_after
+from killing import Clock, Killed, assert_same_end, kill_until_finished, read_scores, start, stop_after
 from tiny_run import configure, write_world
 
 from mcit.checkpoint import CheckpointError, list_checkpoints, read_checkpoint
 from mcit.config import CheckpointConfig
+from mcit.models.learner import Learner
 from mcit.registry import method_names
 from mcit.runner.interruption import Interrupted, Interruption
 from mcit.runner.keeper import Keeper
@@ -27,7 +28,6 @@ OPTIONS = {
     "replay": {"method__fraction": 0.3, "method__frequency": 2},
     "adapters": {"method__rank": 2},
     "freeze_bottom": {"method__layers": 1},
-    "lwf": {},
     "joint": {},
     "finetune": {},
     "single": {},
@@ -86,6 +86,42 @@ def test_workers_draw_again_what_they_had_drawn(tmp_path):
     assert_same_end(tmp_path / "stopped", tmp_path / "whole")
 
 
+@pytest.mark.parametrize(("every", "newest"), [(3, "00-fit-00000003"), (2, "00-fit-00000004")])
+@pytest.mark.parametrize("method", ["finetune", "ewc_dr"])
+def test_a_run_killed_while_batchnorm_is_refreshed_ends_as_if_it_had_not_been(
+    tmp_path, monkeypatch, method, every, newest
+):
+    options = {"tasks__shapes__classes": 4, "training__refresh_batchnorm": True, "checkpoint__every_steps": every}
+    config = configure_method("shapes:2x2", method, **options)
+    start(config, tmp_path / "whole")
+    forward, passes = Learner.forward, []
+
+    def die(*arguments):
+        passes.append(1)
+        if len(passes) == 6:  # four steps, and then four batches of the refresh
+            raise Killed
+        return forward(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Learner, "forward", die)
+        with pytest.raises(Killed):
+            start(config, tmp_path / "killed")
+    assert list_checkpoints(tmp_path / "killed" / "checkpoints")[0].name == newest
+    start(config, tmp_path / "killed", resume=True)
+    assert_same_end(tmp_path / "killed", tmp_path / "whole")
+
+
+def test_a_run_stopped_between_the_last_step_and_the_refresh_has_both_to_go_on_with(tmp_path):
+    options = {"tasks__shapes__classes": 4, "training__refresh_batchnorm": True, "checkpoint__every_steps": None}
+    config = configure_method("shapes:2x2", "ewc_dr", **options)
+    start(config, tmp_path / "whole")
+    stop_after(8, config, tmp_path / "stopped")  # four steps a task
+    names = [path.name for path in list_checkpoints(tmp_path / "stopped" / "checkpoints")]
+    assert names == ["01-fit-00000004", "00-done"]
+    start(config, tmp_path / "stopped", resume=True)
+    assert_same_end(tmp_path / "stopped", tmp_path / "whole")
+
+
 def test_weights_in_another_layout_go_on_too(tmp_path):
     options = {"tasks__shapes__classes": 4, "model__channels_last": True, "model__width": 8}
     config = configure_method("shapes:2x2", "si", **options)
@@ -108,12 +144,35 @@ def test_batches_in_parts_and_several_tasks_at_once_go_on_in_the_middle_of_an_ep
 # Being asked to stop
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_ends_the_step_saves_and_stops(tmp_path, number):
     config = configure_method("shapes:2x2", "ewc", tasks__shapes__classes=4, checkpoint__every_steps=None)
     stop_after(7, config, tmp_path, number)  # four steps a task
     names = [path.name for path in list_checkpoints(tmp_path / "checkpoints")]
     assert names == ["01-fit-00000003", "00-done"]
+
+
+def test_a_run_that_ignores_the_end_of_its_terminal_goes_on_ignoring_it():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        with Interruption().listening() as interruption:
+            signal.raise_signal(signal.SIGHUP)
+            assert not interruption.asked
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_ctrl_c_that_a_launcher_passes_on_counts_once_and_a_later_one_again(monkeypatch):
+    def press_twice() -> None:
+        with Interruption().listening() as interruption, interruption.held():
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(Interrupted):
+        press_twice()
+    monkeypatch.setattr("mcit.runner.interruption.SAME_MOMENT", 0.0)
+    with pytest.raises(KeyboardInterrupt):
+        press_twice()
 
 
 def test_a_signal_outside_of_steps_stops_at_once_and_loses_nothing(tmp_path, monkeypatch):
@@ -211,13 +270,24 @@ def test_how_often_it_is_saved_may_change(stopped, run):
     assert_same_end(run, stopped[0] / "whole")
 
 
-@pytest.mark.parametrize("key", ["processes", "data", "precision"])
-def test_other_data_or_processes_are_refused(stopped, run, key):
+@pytest.mark.parametrize("key", ["processes", "precision"])
+def test_other_processes_or_precision_are_refused(stopped, run, key):
     path = find_newest(run)
     state = json.loads((path / "state.json").read_text())
-    other = {"data": {"shapes[0-1]": "abc"}, "processes": 2, "precision": "bf16"}[key]
+    other = {"processes": 2, "precision": "bf16"}[key]
     keeper = Keeper(run, CheckpointConfig(), {**state["identity"], key: other}, state["origin"])
-    with pytest.raises(FolderError, match=rf'{key}.*: .* -> ("abc"|2|"bf16")'):
+    with pytest.raises(FolderError, match=rf'{key}.*: .* -> (2|"bf16")'):
+        keeper.find(lambda line: None)
+
+
+def test_other_data_are_refused_by_the_part_that_differs(stopped, run):
+    state = json.loads((find_newest(run) / "state.json").read_text())
+    identity = state["identity"]
+    identity["data"]["shapes[0-1]"]["train images"]["content"] = "abc"
+    keeper = Keeper(run, CheckpointConfig(), identity, state["origin"])
+    with pytest.raises(
+        FolderError, match=r"was begun with other data .*:\n  - shapes\[0-1\]: train images differ\nput"
+    ):
         keeper.find(lambda line: None)
 
 
@@ -281,6 +351,15 @@ def test_a_full_disk_stops_the_run_which_goes_on_when_there_is_room(stopped, tmp
     assert list_checkpoints(tmp_path / "run" / "checkpoints")
     start(stopped[1], tmp_path / "run", resume=True)
     assert_same_end(tmp_path / "run", stopped[0] / "whole")
+
+
+def test_what_a_checkpoint_counts_on_is_on_the_disk_before_it(tmp_path, monkeypatch):
+    flushed = []
+    monkeypatch.setattr(os, "fsync", lambda handle: flushed.append(os.readlink(f"/proc/self/fd/{handle}")))
+    start(configure_method("shapes:2x2", "ewc", tasks__shapes__classes=4), tmp_path / "run")
+    first = next(number for number, name in enumerate(flushed) if "00-done" in name)
+    for name in ("log.jsonl", "scores.json.tmp", "passport.json.tmp", "importance/01-shapes[0-1].safetensors"):
+        assert str(tmp_path / "run" / name) in flushed[:first]
 
 
 def test_a_log_on_a_full_disk_says_how_to_go_on():

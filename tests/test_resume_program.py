@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import select
 import shutil
 import signal
 import subprocess
@@ -12,6 +14,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 from killing import assert_same_end, read_events
 from tiny_run import configure, write_world
@@ -230,6 +233,58 @@ def test_two_processes_stop_together_and_go_on_to_the_same_bits(somewhere):
     assert done.returncode == 0, done.stderr[-4000:]
     assert read_events(somewhere / "stopped", resumed=True)
     assert_same_end(somewhere / "stopped", somewhere / "whole")
+
+
+def press_ctrl_c(words: list[str], output: Path) -> tuple[str, int]:
+    """Start a program on a terminal, and press Ctrl-C once it has a checkpoint; what is shown, and how it ends."""
+    process, terminal = pty.fork()
+    if process == 0:
+        os.execv(words[0], words)
+    shown = b""
+    pressed = False
+    while True:
+        if not pressed and find_newest(output) is not None:
+            os.write(terminal, b"\x03")
+            pressed = True
+        ready, _, _ = select.select([terminal], [], [], 0.02)
+        try:
+            found = os.read(terminal, 65536) if ready else None
+        except OSError:  # nobody is left who could write to the terminal
+            found = b""
+        if found == b"":
+            os.close(terminal)
+            return shown.decode(), os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+        shown += found or b""
+
+
+@pytest.mark.slow
+def test_ctrl_c_under_accelerate_launch_saves_and_shows_no_traceback(runs, somewhere):
+    script = Path(__file__).parent.parent / "scripts" / "run_sequence.py"
+    words = [sys.executable, "-m", "accelerate.commands.launch", str(script), *options(runs, "shapes")[1:]]
+    words += ["--set", "tasks.shapes.recipe.epochs=500", "--output", "run"]
+    shown, code = press_ctrl_c(words, Path("run"))
+    assert "Traceback" not in shown, shown
+    assert "mcit: accelerate launch ends; process" in shown
+    assert "to go on: mcit run --resume --output run" in shown
+    assert code == -signal.SIGTERM  # the launcher passes no code on; a shell calls this 143
+    passport = json.loads(Path("run/passport.json").read_text(encoding="utf-8"))
+    assert passport["command"] == ["python", *words[1:]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", [0, 1])
+def test_when_a_process_is_killed_another_says_how_to_go_on(runs, somewhere, killed):
+    script = Path(__file__).parent.parent / "scripts" / "run_sequence.py"
+    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(script)]
+    words += [*options(runs, "shapes")[1:], "--set", "tasks.shapes.recipe.epochs=500", "--output", "run"]
+    launched = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    wait_for_checkpoint(launched, Path("run"))
+    (process,) = (child for child in psutil.Process(launched.pid).children() if child.environ()["RANK"] == str(killed))
+    process.kill()
+    _, message = launched.communicate()
+    assert launched.returncode == 1
+    assert "mcit: stopped by the error above, as when another process is killed, saved as run/checkpoints/" in message
+    assert "to go on: launch 2 processes as before, with --resume --output run" in message
 
 
 @pytest.mark.slow

@@ -36,7 +36,8 @@ def shapes(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pairs(world, tmp_path_factory):
-    return learn(configure("nlvr2,snli-ve", "ewc_dr", world), tmp_path_factory.mktemp("pairs") / "run")
+    config = configure("nlvr2,snli-ve", "ewc_dr", world, method__strength=1.0)
+    return learn(config, tmp_path_factory.mktemp("pairs") / "run")
 
 
 def read_scores(run):
@@ -77,6 +78,16 @@ def test_scores_have_the_shape_that_other_programs_read(kind, request):
     assert scores["cost"]["steps"] > 0
     assert scores["cost"]["bytes_held"] > 0
     assert ScoreMatrix.from_dict(scores).rows == run.result.matrix.rows
+
+
+def test_forgetting_is_measured_from_chance_for_tasks_and_from_nothing_for_classes(shapes, pairs):
+    for scores, floor in ((read_scores(shapes[0]), [0.0] * 3), (read_scores(pairs), read_scores(pairs)["chance"])):
+        learned = scores["metrics"]["A_new"]
+        for row, lost in zip(scores["matrix"], scores["metrics"]["forgetting_transfer"], strict=True):
+            for j, share in enumerate(lost):
+                above = learned[j] - floor[j]
+                # a task that was not learned at all has nothing to lose
+                assert share == (pytest.approx(100 * (learned[j] - row[j]) / above) if above > 0 else None)
 
 
 def test_scores_before_learning_are_kept_where_they_are_asked_for(shapes, pairs):
@@ -160,7 +171,7 @@ def test_every_line_of_the_log_is_json_with_an_event(shapes):
 def test_importance_is_kept_only_where_it_is_wanted(tmp_path):
     for wanted in (True, False):
         output = tmp_path / str(wanted)
-        learn(configure(SHAPES, "l2_anchor", checkpoint__importance=wanted), output)
+        learn(configure(SHAPES, "l2_anchor", method__strength=1.0, checkpoint__importance=wanted), output)
         kept = sorted(path.stem for path in (output / "importance").glob("*.safetensors"))
         assert kept == (["01-shapes[0-1]", "02-shapes[2-3]"] if wanted else [])
 

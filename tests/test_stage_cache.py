@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import copy
 import itertools
+import os
+import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import torch
 from killing import assert_same_importance, read_scores, read_weights, start
-from tiny_run import Perceptron, Points, assert_identical, configure, make_points, write_world
+from tiny_run import Perceptron, Points, Share, assert_identical, configure, make_points, write_world
 
 from mcit import sequence
 from mcit.config import RunConfig, parse
@@ -38,19 +40,6 @@ class Apart(Points):
 
     def metric(self) -> Share:
         return Share()
-
-
-class Share:
-    """The share of right answers, in percent; an evaluate.Metric takes longer than all else here."""
-
-    def __init__(self):
-        self.right: list[bool] = []
-
-    def add_batch(self, predictions, references) -> None:
-        self.right += [one == other for one, other in zip(predictions, references, strict=True)]
-
-    def compute(self) -> dict[str, float]:
-        return {"score": 100 * sum(self.right) / len(self.right)}
 
 
 def make_apart(count: int, **recipe) -> list[Apart]:
@@ -211,6 +200,36 @@ def test_a_damaged_entry_is_learned_again(world):
     assert world.count(tasks, Finetune()) == 0
 
 
+def test_swapped_entries_are_noticed_and_learned_again(world):
+    tasks = make_apart(2)
+    once, _ = world.run(tasks, Finetune())
+    first, second, *_ = sorted((world.folder / "cache").iterdir())
+    for one, other in ((first, "aside"), (second, first.name), (world.folder / "cache" / "aside", second.name)):
+        one.rename(world.folder / "cache" / other)
+    again, said = world.run(tasks, Finetune())
+    assert any("says that it belongs to" in line and "computed again" in line for line in said)
+    assert_same(again, once)
+    assert world.count(tasks, Finetune()) == 0
+
+
+@pytest.mark.parametrize("kind", ["file", "pipe", "dangling link"])
+def test_what_is_no_entry_is_removed_and_the_stage_learned_again(world, kind):
+    tasks = make_apart(1)
+    once, _ = world.run(tasks, Finetune())
+    for path in (world.folder / "cache").iterdir():
+        shutil.rmtree(path)
+        if kind == "file":
+            path.write_text("")
+        elif kind == "pipe":
+            os.mkfifo(path)
+        else:
+            path.symlink_to(world.folder / "nowhere")
+    again, said = world.run(tasks, Finetune())
+    assert any("is damaged" in line and "computed again" in line for line in said)
+    assert_same(again, once)
+    assert world.count(tasks, Finetune()) == 0
+
+
 def test_a_cache_that_cannot_be_written_is_refused_at_once(world):
     (world.folder / "file").write_text("")
     with pytest.raises(OSError, match=r"cannot be written to .*choose another --stage-cache"):
@@ -225,7 +244,7 @@ KEEPERS = {
     "single": {},
     "joint": {},
     "si": {"method__strength": 10.0},
-    "lwf": {},
+    "lwf": {"method__strength": 3.0},
     "ewc_dr": {"method__strength": 10.0},
 }
 
@@ -247,3 +266,19 @@ def test_results_are_the_same_with_and_without(pairs, tmp_path, order, method):
     for name in ("cold", "warm"):
         start(config, tmp_path / name, cache=tmp_path / "cache")
         assert_same(tmp_path / name, tmp_path / "without")
+
+
+def test_steps_that_were_refreshed_are_shared_with_other_methods_and_not_with_runs_that_refresh_nothing(tmp_path):
+    few = {"tasks__shapes__classes": 4, "model__channels_last": False}
+    held = {"method__strength": 10.0, "method__estimator__unit": "batch", "method__estimator__mode": "train"}
+    for name, method, options in [
+        ("refreshed", "finetune", {"training__refresh_batchnorm": True}),
+        ("held", "ewc_dr", {"training__refresh_batchnorm": True, **held}),
+        ("as learned", "finetune", {}),
+    ]:
+        said = []
+        config = configure("shapes:2x2", method, **few, **options)
+        start(config, tmp_path / name / "without")
+        start(config, tmp_path / name / "with", cache=tmp_path / "cache", say=said.append)
+        assert_same(tmp_path / name / "with", tmp_path / name / "without")
+        assert ("shapes[0-1]: 4 steps from the stage cache" in said) == (name == "held")

@@ -14,12 +14,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from report_runs import make_group, make_passport, make_scores
 from tiny_run import resolve as resolve_few
 
 from mcit.cli import main
 from mcit.commands.sweep import read_options
 from mcit.config import ConfigError, parse, to_dict, to_yaml
+from mcit.errors import McitError
 from mcit.runner.plan import resolve
 from mcit.sequence import run
 from mcit.sweeps import grid as sweep
@@ -144,6 +146,16 @@ def test_a_folder_with_another_experiment_is_refused_with_the_difference(tmp_pat
         find_state(changed)
 
 
+def test_a_folder_with_a_run_that_would_be_refused_now_is_named(tmp_path):
+    """An earlier version refreshed BatchNorm's statistics in the importance pass of the release's flavour."""
+    job = plan(GRID, tmp_path)[2]
+    write_complete(job, [[90.0], [60.0, 80.0]])
+    path = job.folder / "config.yaml"
+    path.write_text(path.read_text().replace("mode: train", "mode: train\n      update_buffers: true"))
+    with pytest.raises(ConfigError, match=r"ewc@1-seed1 holds a run whose settings .* \(.*training.refresh_batchnorm"):
+        find_state(job)
+
+
 def test_the_same_experiment_is_known_however_it_is_spelled():
     short = read_options(["--order", ORDER, "--method", "ewc_dr", "--set", "tasks.shapes.classes=4"])
     spelled = [f"method.{k}={v}" for k, v in {"strength": 1e4, "merge": "share", "estimator.cap": 1e-4}.items()]
@@ -151,7 +163,7 @@ def test_the_same_experiment_is_known_however_it_is_spelled():
         "method.penalty=gradient",
         "method.estimator.unit=batch",
         "method.estimator.mode=train",
-        "method.estimator.update_buffers=true",
+        "training.refresh_batchnorm=true",
     ]
     words = [w for s in (*spelled, "tasks.shapes.classes=4", "training.workers=2") for w in ("--set", s)]
     long = read_options(["--order", ORDER, "--method", "ewc_dr", "--flavour", "exact", *words, "--output", "there"])
@@ -210,6 +222,27 @@ def test_every_run_has_its_threads_its_log_and_its_graphics_card(act, tmp_path):
         assert environment["CUDA_VISIBLE_DEVICES"] == "5"
         assert words == [*job.options, "--stage-cache", "there", "--output", str(job.folder), "--quiet"]
         assert (job.folder / "console.log").read_text() == f"hello from {job.name}\n"
+
+
+def test_a_run_executes_no_file_of_the_working_folder(tmp_path, monkeypatch):
+    """`mcit run` does not either: a folder with data may hold an evaluate.py, or a yaml.py that does harm."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("argparse", "evaluate", "json", "yaml"):
+        Path(f"{name}.py").write_text("open('executed', 'a').close()\n")
+    job = replace(plan(GRID, tmp_path / "runs")[0], options=("--help",))
+    assert run_jobs([job], say=lambda line: None) == []
+    assert "usage: mcit run" in (job.folder / "console.log").read_text()
+    assert not Path("executed").exists()
+
+
+@pytest.mark.parametrize("name", ["scores.json", "passport.json"])
+def test_a_run_with_a_damaged_file_is_resumed_and_not_in_the_way(act, tmp_path, name):
+    job = plan(GRID, tmp_path / "runs")[0]
+    write_complete(job, [[90.0], [60.0, 80.0]])
+    (job.folder / name).write_text("{")
+    assert find_state(job) == "begun"
+    act([job])
+    assert began(job)[1][-1] == "--resume"
 
 
 def test_a_run_that_was_begun_is_resumed(act, tmp_path):
@@ -361,6 +394,18 @@ def test_the_stiffness_that_is_measured_is_that_of_a_run_at_strength_1(tmp_path,
     assert result.stiffness[0]["mean"] == pytest.approx(30 * measured["mas"], rel=1e-6)
 
 
+def test_importance_that_is_not_finite_is_told_with_its_method(tmp_path, monkeypatch):
+    """What `measure_importance` raises of weights that diverged."""
+
+    def diverge(*arguments: object, **options: object) -> None:
+        raise FloatingPointError("the plain score of batch 1 is not finite")
+
+    monkeypatch.setattr("mcit.methods._consolidating.measure_importance", diverge)
+    job = plan(replace(GRID, methods={"ewc": MethodGrid()}, seeds=(1,)), tmp_path)[0]
+    with pytest.raises(McitError, match="ewc after the first task: the plain score of batch 1 is not finite"):
+        measure_stiffness(resolve(job.config), tmp_path)
+
+
 def test_an_order_of_one_task_cannot_be_matched(tmp_path):
     config = read_options(["--order", "shapes:1x2", "--method", "ewc", "--set", "tasks.shapes.classes=2"])
     with pytest.raises(ConfigError, match="at least two tasks"):
@@ -433,13 +478,65 @@ def test_a_match_plans_the_strengths_that_were_measured(tmp_path, capsys):
         (["--reference", "ewc"], "--reference is for --match"),
         (["--match", "stiffness"], "--match needs two methods that hold weights by importance"),
         (["--gpus", "0", "--jobs", "2"], "--jobs 2 needs as many --gpus"),
-        (["--seeds", "one"], "'seeds[0]' must be a whole number"),
+        (["--seeds", "one"], "seeds are whole numbers from 0, such as 1,2,3 or 1-3; found 'one'"),
+        (["--seeds", "3-1"], "seeds '3-1' is no range from a smaller seed to a larger one"),
+        (["--methods", "ewc,mas,ewc"], "--methods lists 'ewc' twice"),
+        (["--methods", "finetune"], "strengths are given, and none of the methods has one (finetune)"),
+        (["--methods", "finetune", "--strengths", "finetune=3"], "method 'finetune' has no strength"),
+        (["--set", "method.strength=3"], "'method.strength=3' sets what --strengths lists for 'ewc'"),
+        (["--set", "seed=7"], "'seed=7' cannot be set for every run of a grid; use --seeds"),
+        (["--select", "9"], "--select 9: the order has 2 tasks; pick by as many or fewer"),
+        (["--select", "1"], "--select needs at least 2 tasks, found 1"),
+        (["--select", "0"], "--select needs at least 2 tasks, found 0"),
+        (["--strengths", "1,,10"], "--strengths 1,,10: expected numbers such as 100,300"),
     ],
 )
-def test_options_that_do_not_go_together_are_refused(tmp_path, capsys, more, words):
-    assert main(sweep_words(tmp_path / "runs", *more)) == 2
+@pytest.mark.parametrize("dry", [["--dry-run"], []])
+def test_options_that_do_not_go_together_are_refused(tmp_path, capsys, more, words, dry):
+    assert main(sweep_words(tmp_path / "runs", *more, *dry)) == 2
     assert words in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has the GPU that is asked for")
+@pytest.mark.parametrize("dry", [["--dry-run"], []])
+def test_a_gpu_that_is_not_there_is_refused_at_once(tmp_path, capsys, dry):
+    assert main(sweep_words(tmp_path / "runs", "--gpus", "0", *dry)) == 2
+    message = "--gpus 0: torch finds no GPU here; leave --gpus out to run on the CPU"
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(("words", "seeds"), [("1-3", "1, 2, 3"), ("4,7-8", "4, 7, 8")])
+def test_seeds_may_be_a_range(tmp_path, capsys, words, seeds):
+    assert main(sweep_words(tmp_path / "runs", "--seeds", words, "--dry-run")) == 0
+    assert f"ewc@1     new: seed {seeds}" in capsys.readouterr().out
+
+
+def test_seeds_of_a_grid_file_may_be_a_range(tmp_path):
+    (tmp_path / "grid.yaml").write_text("order: shapes:2x2\nmethods: [ewc]\nseeds: 2-4\n")
+    assert sweep.make_grid(read_grid(tmp_path / "grid.yaml")).seeds == (2, 3, 4)
+
+
+def test_a_method_that_a_grid_file_lists_twice_is_refused(tmp_path):
+    (tmp_path / "grid.yaml").write_text("order: shapes:2x2\nmethods: [ewc, mas, ewc]\n")
+    with pytest.raises(ConfigError, match="methods lists 'ewc' twice"):
+        read_grid(tmp_path / "grid.yaml")
+
+
+def test_what_is_wrong_in_a_grid_file_is_not_answered_with_the_usage_of_another_command(tmp_path, capsys):
+    (tmp_path / "grid.yaml").write_text("order: shapes:2x2\nmethods: [ewc]\nflavour: exat\n")
+    assert main(["sweep", str(tmp_path / "grid.yaml"), "--output", str(tmp_path / "runs")]) == 2
+    message = capsys.readouterr().err
+    assert "unknown choice 'exat'; did you mean 'exact'?" in message
+    assert "usage" not in message
+
+
+def test_a_place_that_cannot_be_written_to_is_told_with_its_option(tmp_path, capsys):
+    (tmp_path / "rc.txt").write_text("a file")
+    for words in (["--output", str(tmp_path / "rc.txt" / "runs")], ["--stage-cache", str(tmp_path / "rc.txt")]):
+        assert main(sweep_words(tmp_path / "runs", *words)) == 2
+        assert f"rc.txt is a file; {words[0]} names the folder to write to" in capsys.readouterr().err
 
 
 def test_a_complete_sweep_is_reported_and_nothing_is_run(tmp_path, capsys):

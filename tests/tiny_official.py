@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import struct
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,16 @@ def write_image(path: Path, colour: tuple[int, int, int] = (10, 20, 30), size: t
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("RGB", size, colour).save(path)
     return path
+
+
+def make_png(width: int, height: int, depth: int, color: int, data: bytes) -> bytes:
+    """The bytes of a PNG file whose header and content need not agree."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    header = struct.pack(">IIBBBBB", width, height, depth, color, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(data)) + chunk(b"IEND", b"")
 
 
 def annotation(question: int, image: int, answers: list[str], majority: str | None = None) -> dict[str, Any]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from mcit.config import ConfigError, override
+from mcit.arguments import some_text, split_list
+from mcit.config import ConfigError, RunConfig, override, parse
+from mcit.registry import find_name_problems
 
 HELP = "check data: layout, counts, records, images; what is missing, and what to do next"
 DESCRIPTION = """
@@ -18,20 +20,22 @@ reported as such and is no failure. Exit code: 0 all tasks named are ready, 1 so
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.description = DESCRIPTION
-    parser.add_argument("--data-root", required=True, metavar="DIR", help="folder of the official data")
-    parser.add_argument("--order", help="tasks to look at, comma-separated; without it, all that need data")
-    parser.add_argument("--deep", action="store_true", help="open every image, in parallel; without it, a sample")
+    parser.add_argument("--data-root", required=True, type=some_text, metavar="DIR", help="folder of the official data")
+    parser.add_argument(
+        "--order", type=split_list, default=[], help="tasks to look at, comma-separated (default: all that need data)"
+    )
+    parser.add_argument("--deep", action="store_true", help="open every image, in parallel (default: a sample)")
     parser.add_argument("--json", action="store_true", help="print JSON only")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="e.g. tasks.vcr.drawn=true")
 
 
 def run(arguments: argparse.Namespace) -> int:
     root, options = read_root(arguments.data_root), read_task_options(arguments.set)
+    check_tasks(arguments.order, options)
     from mcit.doctor import examine, exit_code
     from mcit.doctor.report import format_json, print_findings
 
-    order = [item.strip() for item in (arguments.order or "").split(",") if item.strip()]
-    findings = examine(root, order, options, arguments.deep)
+    findings = examine(root, arguments.order, options, arguments.deep)
     if arguments.json:
         print(format_json(root, findings))
     else:
@@ -58,3 +62,10 @@ def read_task_options(assignments: list[str]) -> dict[str, dict]:
     if wrong:
         raise ConfigError([f"'tasks.{wrong[0]}' must be a section, as in tasks.{wrong[0]}.minimum=1"])
     return tasks
+
+
+def check_tasks(order: list[str], options: dict[str, dict]) -> None:
+    """Raise what is wrong with the names of tasks and of their options, before torch is imported."""
+    problems = find_name_problems(parse(RunConfig, {"order": order, "tasks": options}))
+    if problems:
+        raise ConfigError(problems)

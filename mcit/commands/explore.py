@@ -9,7 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mcit.config import ConfigError
+from mcit.arguments import some_text, whole_number
+from mcit.config import ConfigError, suggest
+from mcit.errors import DataError
+from mcit.folders import find_folder_problem, make_folder
 
 HELP = "look into importance: by layer and modality, its spread, overlap of tasks, and a classifier's rows by class"
 DESCRIPTION = """
@@ -23,16 +26,28 @@ class, side by side, measured on the task's training data. Tables are printed an
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of `mcit explore`."""
     parser.description = DESCRIPTION
-    parser.add_argument("paths", nargs="+", metavar="PATH", help="folder of a run, or a file of importance")
-    parser.add_argument("--task", help="a task of the run, for the view of its classifier")
-    parser.add_argument("--class", dest="class_index", type=int, metavar="K", help="the class, as the head counts it")
-    parser.add_argument("--samples", type=int, default=256, help="at most so many samples of the class (default: 256)")
-    parser.add_argument("--output", help="folder to write to (default: explore/ in the folder of the run, or here)")
+    parser.add_argument(
+        "paths", nargs="+", type=some_text, metavar="PATH", help="folder of a run, or a file of importance"
+    )
+    parser.add_argument("--task", type=some_text, help="a task of the run, for the view of its classifier")
+    parser.add_argument(
+        "--class", dest="class_index", type=whole_number, metavar="K", help="the class, as the head counts it"
+    )
+    parser.add_argument(
+        "--samples", type=whole_number, default=256, help="at most so many samples of the class (default: 256)"
+    )
+    parser.add_argument(
+        "--output",
+        type=some_text,
+        metavar="DIR",
+        help="folder to write to (default: explore/ in the folder of the run, or here)",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Read, measure where that was asked for, print the tables and write everything."""
     check(arguments)
+    # from here on torch is needed, which takes seconds to import: a typo is told before
     from mcit.reports.figures.style import write_drawing
     from mcit.reports.formats import format_csv, format_markdown_table, print_tables
 
@@ -42,6 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         folder = Path(arguments.paths[0])
         tables, drawings = explore_class(folder, arguments.task, arguments.class_index, arguments.samples)
+    make_folder(output, "--output")
     print_tables(tables)
     files = [write_drawing(drawing, output) for drawing in drawings]
     for table in tables:
@@ -53,18 +69,38 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def check(arguments: argparse.Namespace) -> None:
-    """All that is wrong with the options, in one error."""
-    problems = []
+    """Raise all that is wrong with the options, in one error."""
+    problems = [
+        f"there is no importance at {path}: give a file, or the folder of a run"
+        for path in arguments.paths
+        if not Path(path).exists()
+    ]
     if (arguments.task is None) != (arguments.class_index is None):
         problems.append("--task and --class go together: they say whose classifier, and which of its classes")
     if arguments.task is not None and len(arguments.paths) > 1:
-        problems.append(f"--task looks at one run, found {len(arguments.paths)} paths")
+        problems.append(f"--task looks at one run, found {len(arguments.paths)} paths; give one of them")
     if arguments.class_index is not None and arguments.class_index < 0:
         problems.append(f"--class counts from 0, found {arguments.class_index}")
     if arguments.samples < 1:
         problems.append(f"--samples must be at least 1, found {arguments.samples}")
+    problem = None if arguments.output is None else find_folder_problem(Path(arguments.output), "--output")
+    if problem is not None:
+        problems.append(problem)
     if problems:
         raise ConfigError(problems)
+    if arguments.task is not None:
+        check_task(Path(arguments.paths[0]), arguments.task)
+
+
+def check_task(folder: Path, task: str) -> None:
+    """Raise a DataError if a run has scores, and none of that task; without scores its checkpoint tells later."""
+    from mcit.reports.runs import SCORES, read_run
+
+    if (folder / SCORES).is_file():
+        run = read_run(folder)
+        learned = run.tasks[: len(run.matrix.rows)]
+        if task not in learned:
+            raise DataError(f"unknown task {task!r}{suggest(task, learned)} (learned so far: {', '.join(learned)})")
 
 
 def choose_output(arguments: argparse.Namespace) -> Path:
@@ -123,10 +159,9 @@ def view_class(folder: Path, task_name: str, class_index: int, samples: int) -> 
     from mcit.config import RunConfig, parse, read_yaml
     from mcit.reports.classifier import view_classifier
     from mcit.reports.restored import read_newest, restore
-    from mcit.task import DataError
 
     if not (folder / "config.yaml").is_file():
-        raise DataError(f"{folder} is no folder of a run: it has no config.yaml")
+        raise DataError(f"{folder} is no folder of a run: it has no config.yaml; give one that `mcit run` wrote")
     snapshot = read_newest(folder)
     restored = restore(prepare(parse(RunConfig, read_yaml(folder / "config.yaml"))), snapshot)
     task = restored.find_task(task_name)

@@ -6,9 +6,12 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from mcit.commands.doctor import read_root, read_task_options
+from mcit.arguments import some_text, split_list, whole_number
+from mcit.commands.doctor import check_tasks, read_root, read_task_options
 from mcit.config import ConfigError
+from mcit.printable import printable
 
+SHOWN = 20  # problems that are listed
 HELP = "resize images once, so that training reads them several times faster"
 DESCRIPTION = """
 Resize every image that the tasks show to what ViLT takes, losslessly, into DIR/.mcit/images (or into $MCIT_CACHE where
@@ -20,10 +23,17 @@ what has changed since the last time is made anew. Exit code: 0, or 1 if some im
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.description = DESCRIPTION
-    parser.add_argument("--data-root", required=True, metavar="DIR", help="folder of the official data")
-    parser.add_argument("--order", help="tasks to prepare, comma-separated; without it, all whose data are there")
-    parser.add_argument("--jobs", type=int, metavar="N", help="processes (default: one for every processor)")
-    parser.add_argument("--model", help="size images for this checkpoint (default: ViLT-B/32, or the embedded ViLT)")
+    parser.add_argument("--data-root", required=True, type=some_text, metavar="DIR", help="folder of the official data")
+    parser.add_argument(
+        "--order",
+        type=split_list,
+        default=[],
+        help="tasks to prepare, comma-separated (default: all whose data are there)",
+    )
+    parser.add_argument("--jobs", type=whole_number, metavar="N", help="processes (default: one for every processor)")
+    parser.add_argument(
+        "--model", type=some_text, help="size images for this checkpoint (default: ViLT-B/32, or the embedded ViLT)"
+    )
     parser.add_argument(
         "--verify", action="store_true", help="also read all that is there, and make damaged files anew"
     )
@@ -34,11 +44,14 @@ def run(arguments: argparse.Namespace) -> int:
     root, options = read_root(arguments.data_root), read_task_options(arguments.set)
     if arguments.jobs is not None and arguments.jobs < 1:
         raise ConfigError([f"--jobs must be at least 1, found {arguments.jobs}"])
+    check_tasks(arguments.order, options)
     from mcit.data.pool import count_jobs
     from mcit.data.preparing import do_work, plan_work
 
     resizing = choose_resizing(root, arguments.model)
     pictures = find_pictures(root, arguments.order, options)
+    if not pictures:
+        return 0
     work = plan_work(root, list(pictures.values()), resizing, arguments.verify)
     print(f"{work.folder}: {work.kept:,} images are there, {len(work.pictures):,} to do", flush=True)
     if not work.pictures and not work.outdated:
@@ -51,11 +64,22 @@ def run(arguments: argparse.Namespace) -> int:
         print("what is done is kept; the same command goes on from there")
         raise
     print(f"{done.pictures:,} images written, {show_bytes(done.bytes)}; training uses them from now on")
-    for name, problem in list(done.problems.items())[:20]:
-        print(f"  cannot be read: {name}: {problem}")
+    for name, problem in list(done.problems.items())[:SHOWN]:
+        print(printable(f"  cannot be read: {name}: {problem}"))
     if done.problems:
         print(f"{len(done.problems):,} images cannot be read; `mcit doctor --deep` names their records")
     return 1 if done.problems else 0
+
+
+def describe_left_alone(name: str, problems: list[str]) -> list[str]:
+    """Lines that say why a task is not prepared: one problem beside its name, several below it."""
+    if len(problems) == 1:
+        return [f"{name}: left alone, {problems[0]}"]
+    lines = [f"{name}: left alone, its data have {len(problems)} problems:"]
+    lines += [f"  - {problem}" for problem in problems[:SHOWN]]
+    if len(problems) > SHOWN:
+        lines.append(f"  ... and {len(problems) - SHOWN} more")
+    return lines
 
 
 def show_bytes(count: int) -> str:
@@ -78,16 +102,20 @@ def choose_resizing(root: Path, model: str | None) -> Any:
     return found
 
 
-def find_pictures(root: Path, order: str | None, options: dict[str, dict]) -> dict[str, Any]:
-    """What the tasks show, by name. Tasks that were not named and whose data are not there are left alone, and said."""
+def find_pictures(root: Path, named: list[str], options: dict[str, dict]) -> dict[str, Any]:
+    """What the tasks show, by name; nothing where those that were named show none that could be resized.
+
+    Tasks that were not named and whose data are not there are left alone, and that is said.
+    """
     from mcit.data.annotated import AnnotatedTask
     from mcit.data.preparing import collect_pictures
+    from mcit.data.records import problems_of
     from mcit.doctor.examination import make_tasks
-    from mcit.task import DataError
+    from mcit.errors import DataError
 
-    named = [item.strip() for item in (order or "").split(",") if item.strip()]
     pictures: dict[str, Any] = {}
-    for task in make_tasks(root, named, options):
+    tasks = make_tasks(root, named, options)
+    for task in tasks:
         if not isinstance(task, AnnotatedTask):
             if named:
                 print(f"{task.dataset}: its images are used as they are; nothing to prepare")
@@ -98,7 +126,10 @@ def find_pictures(root: Path, order: str | None, options: dict[str, dict]) -> di
         except DataError as error:
             if named:
                 raise
-            print(f"{task.name}: left alone, {str(error).splitlines()[0]}")
+            for line in describe_left_alone(task.name, problems_of(error)):
+                print(line)
+    if named and not any(isinstance(task, AnnotatedTask) for task in tasks):
+        return {}
     if not pictures:
         raise DataError(f"no images to prepare in {root}; `mcit doctor --data-root {root}` tells what is missing")
     return pictures

@@ -9,6 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from mcit.arguments import some_text
+from mcit.errors import FolderError
+from mcit.folders import find_folder_problem, make_folder
+
 HELP = "make the tables, figures and page of any number of runs"
 FORMATS = ("terminal", "markdown", "latex", "csv")
 FEW = 4  # groups up to which the terminal shows each by itself
@@ -19,22 +23,38 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "runs",
         nargs="+",
+        type=some_text,
         metavar="RUN",
         help="folder of a run, folder that holds several, or a CSV or JSON matrix of another toolkit",
     )
-    parser.add_argument("--output", help="folder to write to (default: that of the one run, or report/ beside several)")
+    parser.add_argument(
+        "--output",
+        type=some_text,
+        metavar="DIR",
+        help="folder to write to (default: that of the one run, or report/ beside several)",
+    )
     parser.add_argument("--format", choices=FORMATS, default="terminal", help="what is printed (default: terminal)")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Read the runs, write everything that can be made of them, and print the tables."""
-    from mcit.reports.report import write_report
     from mcit.reports.runs import read_runs
 
-    runs = read_runs(arguments.runs)
+    skipped: list[str] = []
+    runs = read_runs(arguments.runs, skipped)
     output = Path(arguments.output) if arguments.output else choose_output(runs, arguments.runs)
+    make_folder(output, "--output")
+    for name in ("tables", "figures"):
+        problem = find_folder_problem(output / name, "--output")
+        if problem is not None:
+            raise FolderError(problem)
+    # late: matplotlib and scipy take seconds to import, and what is wrong with the runs is told before
+    from mcit.reports.report import write_report
+
     report = write_report(runs, output, arguments.given)
     show(report, output, arguments.format)
+    for line in skipped:
+        print(f"left out: {line}", file=sys.stdout if arguments.format == "terminal" else sys.stderr)
     return 0
 
 

@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from mcit.arguments import number, parse_seeds, some_text, split_list
+from mcit.commands.run import describe_data_root
+from mcit.commands.sweep import add_running_options, check_gpus, check_running_options
 from mcit.config import ConfigError
 
 HELP = "the paper's tables, and small ones of our own: commands, costs, and whether the figures were met"
@@ -24,35 +27,57 @@ SIGNS = {"agrees": "agrees", "differs": "DIFFERS", "not run": "not run", "no fig
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    from mcit.commands.sweep import add_running_options, split_list
-
     parser.formatter_class, parser.epilog = argparse.RawDescriptionHelpFormatter, EPILOG
-    parser.add_argument("table", nargs="?", help="which one; without it, all are listed")
-    parser.add_argument("--only", type=split_list, default=[], metavar="METHOD,...", help="these methods")
-    parser.add_argument("--setting", type=split_list, default=[], metavar="NAME,...", help="these settings")
-    parser.add_argument("--seeds", type=split_list, default=[], help="other seeds than the table's")
-    parser.add_argument("--data-root", dest="data_root", help="folder of the official data")
-    parser.add_argument("--output", type=Path, help="folder of the runs (default: runs/reproduce-TABLE)")
+    parser.add_argument("table", nargs="?", type=some_text, help="which one; without it, all are listed")
     parser.add_argument(
-        "--runs", type=Path, action="append", default=[], metavar="DIR", help="another folder with runs to take in"
+        "--only", type=split_list, default=[], metavar="METHOD,...", help="these methods (default: all)"
+    )
+    parser.add_argument(
+        "--setting", type=split_list, default=[], metavar="NAME,...", help="these settings (default: all)"
+    )
+    parser.add_argument(
+        "--seeds", type=split_list, default=[], help="other seeds than the table's: 1,2,3 or 1-3 (default: the table's)"
+    )
+    parser.add_argument(
+        "--data-root", dest="data_root", type=some_text, metavar="DIR", help="folder of the official data"
+    )
+    parser.add_argument(
+        "--output",
+        type=lambda text: Path(some_text(text)),
+        metavar="DIR",
+        help="folder of the runs (default: runs/reproduce-TABLE)",
+    )
+    parser.add_argument(
+        "--runs",
+        type=lambda text: Path(some_text(text)),
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="another folder with runs to take in",
     )
     parser.add_argument("--run", action="store_true", help="make the runs that are missing")
     add_running_options(parser)
-    parser.add_argument("--stage-cache", metavar="DIR", help="as in `mcit run`")
-    parser.add_argument("--teraflops", type=float, default=10.0, help="speed that the cost is estimated for")
+    parser.add_argument("--stage-cache", type=some_text, metavar="DIR", help="as in `mcit run`")
+    parser.add_argument(
+        "--teraflops", type=number, default=10.0, help="speed that the cost is estimated for (default: 10)"
+    )
     parser.add_argument("--record", action="store_true", help="make what was measured the figures of a table of ours")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Show the plan and its cost, make what is asked for, and judge."""
     from mcit.reproduce import ledger as ledgers
-    from mcit.reproduce.cost import describe_cost
 
     if arguments.table is None:
+        _refuse_options_without_table(arguments)
         _list_tables()
         return 0
     ledger = ledgers.read_ledger(arguments.table)
     _check(arguments, ledger)
+    # from here on torch is needed, which takes seconds to import: a typo is told before
+    check_gpus(arguments.gpus)
+    from mcit.reproduce.cost import describe_cost
+
     output = arguments.output or Path("runs") / f"reproduce-{arguments.table}"
     cells, folders = _make_cells(ledger, output, arguments), [output, *arguments.runs]
     cells = ledgers.find_runs(cells, folders)
@@ -75,7 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _make_cells(ledger: Any, output: Path, arguments: argparse.Namespace) -> list[Any]:
-    from mcit.commands.sweep import parse_seeds, read_options
+    from mcit.commands.sweep import read_options
     from mcit.reproduce.ledger import make_cells
 
     chosen = (arguments.setting, arguments.only, parse_seeds(arguments.seeds))
@@ -138,7 +163,7 @@ def list_commands(cells: Sequence[Any]) -> list[str]:
 
 
 def _record(ledger: Any, cells: Sequence[Any]) -> None:
-    from mcit.passport import write_json
+    from mcit.files import write_json
     from mcit.reproduce import ledger as ledgers
 
     path = ledgers.PLACES[0] / ledger.figures
@@ -146,10 +171,34 @@ def _record(ledger: Any, cells: Sequence[Any]) -> None:
     print(f"recorded in {path}")
 
 
+def _refuse_options_without_table(arguments: argparse.Namespace) -> None:
+    from mcit.reproduce.ledger import ledger_names
+
+    given = [name for name in ("run", "record", "only", "setting", "seeds", "output") if getattr(arguments, name)]
+    if given:
+        listed = ", ".join(ledger_names())
+        raise ConfigError([f"--{given[0]} needs the name of a table: mcit reproduce TABLE (tables: {listed})"])
+
+
 def _check(arguments: argparse.Namespace, ledger: Any) -> None:
-    from mcit.commands.sweep import check_running_options
+    """Raise all that is wrong with the options, as far as that is known without torch."""
+    from mcit.reproduce.ledger import choose
 
     problems = check_running_options(arguments)
+    try:
+        choose(ledger, arguments.setting, arguments.only)
+    except ConfigError as error:
+        problems += error.problems
+    for option in ("only", "setting", "seeds"):
+        words = getattr(arguments, option)
+        twice = [word for word in dict.fromkeys(words) if words.count(word) > 1]
+        problems += [f"--{option} lists {word!r} twice; once is enough" for word in twice]
+    missing = [folder for folder in arguments.runs if not folder.is_dir()]
+    problems += [f"--runs {str(folder)!r} is no folder; give one that holds runs" for folder in missing]
+    parse_seeds(arguments.seeds)
+    # a plan may be printed with any word for the folder
+    if arguments.run and arguments.data_root and not Path(arguments.data_root).is_dir():
+        problems.append(describe_data_root(arguments.data_root))
     if arguments.run and ledger.data and not arguments.data_root:
         problems.append(f"--run needs --data-root: {ledger.data}")
     if arguments.record and ledger.figures == "paper_tables.json":

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mcit.config import ConfigError, RunConfig
+from mcit.arguments import OptionParser, parse_seeds, some_text, split_list, whole_number
+from mcit.commands.run import FLAVOURS, find_early_problems
+from mcit.config import ConfigError, RunConfig, suggest
+from mcit.folders import find_folder_problem
 
 HELP = "run a grid of strengths, methods, seeds and orders, and compare them"
 EPILOG = """
@@ -23,7 +27,7 @@ that are complete are not repeated and runs that were interrupted go on: the sam
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class, parser.epilog = argparse.RawDescriptionHelpFormatter, EPILOG
-    parser.add_argument("grid", nargs="?", help="a YAML file that describes the grid")
+    parser.add_argument("grid", nargs="?", type=some_text, help="a YAML file that describes the grid")
     parser.add_argument("--order", action="append", help="tasks in order; give it again for another order")
     parser.add_argument("--methods", type=split_list, help="comma-separated (see `mcit list`)")
     parser.add_argument(
@@ -31,23 +35,30 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="[METHOD=]S,S,...",
-        help="for every method that has one, or for the method named",
+        help="for every method that has one, or for the method named (default: what is configured)",
     )
-    parser.add_argument("--seeds", type=split_list, help="comma-separated (default: 1,2,3)")
-    parser.add_argument("--config", help="as in `mcit run`, for every run")
-    parser.add_argument("--flavour", help="as in `mcit run`")
-    parser.add_argument("--data-root", dest="data_root", help="as in `mcit run`")
+    parser.add_argument("--seeds", type=split_list, help="comma-separated, or a range: 1,2,3 or 1-3 (default: 1-3)")
+    parser.add_argument("--config", type=some_text, help="as in `mcit run`, for every run")
+    parser.add_argument("--flavour", choices=FLAVOURS, help="as in `mcit run`")
+    parser.add_argument("--data-root", dest="data_root", type=some_text, metavar="DIR", help="as in `mcit run`")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as in `mcit run`")
     parser.add_argument(
-        "--output", type=Path, default=Path("runs/sweep"), help="folder of all runs (default: %(default)s)"
+        "--output",
+        type=lambda text: Path(some_text(text)),
+        default=Path("runs/sweep"),
+        metavar="DIR",
+        help="folder of all runs (default: %(default)s)",
     )
     parser.add_argument(
-        "--stage-cache", metavar="DIR", help="as in `mcit run`: stages that runs share are learned once"
+        "--stage-cache",
+        type=some_text,
+        metavar="DIR",
+        help="as in `mcit run`: stages that runs share are learned once",
     )
     choosing = parser.add_argument_group("choosing strengths")
     choosing.add_argument(
         "--select",
-        type=int,
+        type=whole_number,
         nargs="?",
         const=2,
         metavar="TASKS",
@@ -58,17 +69,28 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     choosing.add_argument(
         "--match", choices=("stiffness",), help="give all methods the reference's mean stiffness after the first task"
     )
-    choosing.add_argument("--reference", metavar="METHOD", help="for --match (default: the first that has a strength)")
+    choosing.add_argument(
+        "--reference",
+        type=some_text,
+        metavar="METHOD",
+        help="for --match (default: the first that has a strength)",
+    )
     running = parser.add_argument_group("running")
     add_running_options(running)
-    running.add_argument("--dry-run", action="store_true", help="print the plan and stop")
+    running.add_argument("--dry-run", action="store_true", help="print the plan, check the data, and stop")
 
 
 def add_running_options(parser: Any) -> None:
     """How runs are made, here and in `mcit reproduce`."""
-    parser.add_argument("--jobs", type=int, help="runs at once (default: 1, or one for each of --gpus)")
-    parser.add_argument("--threads", type=int, default=1, help="of each run (default: 1; scores depend on it)")
-    parser.add_argument("--gpus", type=split_list, default=[], help="comma-separated; each run gets one")
+    parser.add_argument(
+        "--jobs", type=whole_number, metavar="N", help="runs at once (default: 1, or one for each of --gpus)"
+    )
+    parser.add_argument(
+        "--threads", type=whole_number, default=1, metavar="N", help="of each run (default: 1; scores depend on it)"
+    )
+    parser.add_argument(
+        "--gpus", type=split_list, default=[], help="comma-separated; each run gets one (default: no GPU is assigned)"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -76,17 +98,25 @@ def run(arguments: argparse.Namespace) -> int:
     from dataclasses import replace
 
     from mcit.sweeps import grid as grids
+
+    grid = build_grid(arguments)
+    output = arguments.output
+    _check(arguments, grid)
+    # from here on torch is needed, which takes seconds to import: a typo is told before
+    check_gpus(arguments.gpus)
     from mcit.sweeps.summary import print_plan, write_summary
 
-    grid, output = build_grid(arguments), arguments.output
-    _check(arguments, grid)
-    if arguments.match and (grid := _match(grid, arguments)) is None:
-        return 0
+    if arguments.match:
+        grid = _match(grid, arguments)
+        if grid is None:
+            return 0
     jobs = candidates = grids.plan_jobs(grid, output, read_options)
     if arguments.select_seeds:
         candidates = grids.plan_jobs(replace(grid, seeds=parse_seeds(arguments.select_seeds)), output, read_options)
+    _check_select(arguments.select, jobs)
     print_plan(candidates, jobs, arguments.select)
     if arguments.dry_run:
+        check_data(find_missing([*candidates, *jobs]))
         return 0
     try:
         failed = make_runs(candidates, arguments)
@@ -104,19 +134,26 @@ def build_grid(arguments: argparse.Namespace) -> Any:
     """The grid file, and the options of the command line over it."""
     from mcit.sweeps import grid as grids
 
+    if arguments.grid and not Path(arguments.grid).exists():
+        near = suggest(arguments.grid, [str(path) for path in Path().glob("*.yaml")])
+        hint = "items of a list such as --methods are joined by commas, without spaces"
+        raise ConfigError([f"no grid file {arguments.grid!r}{near} ({hint})"])
     data = grids.read_grid(Path(arguments.grid)) if arguments.grid else {}
     if arguments.order:
         data["orders"] = arguments.order
     if arguments.methods:
         known = data.get("methods", {})
-        data["methods"] = {name: known.get(name, {}) for name in arguments.methods}
+        names = grids.refuse_twice("--methods", arguments.methods)
+        data["methods"] = {name: known.get(name, {}) for name in names}
     shared, own = grids.parse_strengths(arguments.strengths, list(data.get("methods", {})))
     if shared:
         data["strengths"] = shared
         data["methods"] = {name: {**known, "strengths": []} for name, known in data.get("methods", {}).items()}
     for method, strengths in own.items():
         data["methods"][method] = {**data["methods"][method], "strengths": strengths}
-    for name in ("seeds", "config", "flavour", "data_root"):
+    if arguments.seeds is not None:
+        data["seeds"] = list(parse_seeds(arguments.seeds))
+    for name in ("config", "flavour", "data_root"):
         if getattr(arguments, name) is not None:
             data[name] = getattr(arguments, name)
     changes = data.get("set", [])
@@ -129,29 +166,42 @@ def read_options(options: Sequence[str]) -> RunConfig:
     """The configuration that options of `mcit run` stand for."""
     from mcit.commands import run as command
 
-    parser = argparse.ArgumentParser(prog="mcit run")
+    parser = OptionParser(prog="mcit run")
     command.add_options(parser)
     return command.read_config(parser.parse_args(options))
 
 
 def make_runs(jobs: Sequence[Any], arguments: argparse.Namespace) -> list[Any]:
     """Make those that are not complete yet; gives the failures."""
-    from mcit.commands.run import mute, prepare
-    from mcit.sweeps.jobs import find_state, run_jobs
+    from mcit.sweeps.jobs import run_jobs
 
-    missing = [job for job in jobs if find_state(job) != "done"]
-    for order in dict.fromkeys(job.order for job in missing):  # what is wrong with the data is said once, and now
-        plan = prepare(next(job.config for job in missing if job.order == order), mute)
-        if plan.embedded:
-            print("no --data-root: these runs use the embedded benchmark (generated scenes, a small ViLT)")
+    missing = find_missing(jobs)
+    check_data(missing)
     extra = ["--set", "checkpoint.importance=false"]  # the files of many runs would fill a disk
     extra += ["--stage-cache", arguments.stage_cache] if arguments.stage_cache else []
     at_once = arguments.jobs or len(arguments.gpus) or 1
     return run_jobs(missing, at_once, arguments.threads, arguments.gpus, extra)
 
 
+def find_missing(jobs: Sequence[Any]) -> list[Any]:
+    """Return the runs that are not complete yet."""
+    from mcit.sweeps.jobs import find_state
+
+    return [job for job in jobs if find_state(job) != "done"]
+
+
+def check_data(jobs: Sequence[Any]) -> None:
+    """Raise what is wrong with the data of the runs, once for each order and before any of them is started."""
+    from mcit.commands.run import mute, prepare
+
+    for order in dict.fromkeys(job.order for job in jobs):
+        plan = prepare(next(job.config for job in jobs if job.order == order), mute)
+        if plan.embedded:
+            print("no --data-root: these runs use the embedded benchmark (generated scenes, a small ViLT)")
+
+
 def check_running_options(arguments: argparse.Namespace) -> list[str]:
-    """What is wrong with the options that say how runs are made."""
+    """Return what is wrong with the options that say how runs are made."""
     problems = []
     if arguments.jobs is not None and arguments.jobs < 1:
         problems.append(f"--jobs must be at least 1, found {arguments.jobs}")
@@ -159,25 +209,76 @@ def check_running_options(arguments: argparse.Namespace) -> list[str]:
         problems.append(f"--threads must be at least 1, found {arguments.threads}")
     if arguments.gpus and arguments.jobs and arguments.jobs > len(arguments.gpus):
         problems.append(f"--jobs {arguments.jobs} needs as many --gpus, found {len(arguments.gpus)}")
-    if arguments.output is not None and arguments.output.is_file():
-        problems.append(f"{arguments.output} is a file; --output names the folder of all runs")
+    for option, folder in (("--output", arguments.output), ("--stage-cache", arguments.stage_cache)):
+        problem = None if folder is None else find_folder_problem(Path(folder), option)
+        if problem is not None:
+            problems.append(problem)
     return problems
 
 
+def check_gpus(gpus: Sequence[str]) -> None:
+    """Raise a ConfigError if runs cannot have these GPUs; torch is asked, which takes seconds to import."""
+    if not gpus:
+        return
+    import torch
+
+    there = torch.cuda.device_count()
+    if there == 0:
+        raise ConfigError([f"--gpus {','.join(gpus)}: torch finds no GPU here; leave --gpus out to run on the CPU"])
+    # with CUDA_VISIBLE_DEVICES set, numbers count all GPUs of the machine and not those that torch finds
+    beyond = [gpu for gpu in gpus if gpu.isdecimal() and int(gpu) >= there]
+    if beyond and "CUDA_VISIBLE_DEVICES" not in os.environ:
+        raise ConfigError([f"--gpus {beyond[0]}: torch finds {there} GPUs here, which count from 0"])
+
+
 def _check(arguments: argparse.Namespace, grid: Any) -> None:
+    """Raise all that is wrong with a sweep, as far as that is known without torch."""
     problems = check_running_options(arguments)
-    if arguments.select_seeds and not arguments.select:
-        problems.append("--select-seeds is for --select")
-    if arguments.select and arguments.match:
+    if arguments.select is None and arguments.select_seeds:
+        problems.append("--select-seeds is for --select: it says which seeds pick a strength")
+    if arguments.select is not None and arguments.match:
         problems.append("--select picks each method's own strength and --match one for all: use one of them")
     if arguments.reference and not arguments.match:
-        problems.append("--reference is for --match")
+        problems.append("--reference is for --match: it says whose stiffness all methods get")
     both = sorted({*parse_seeds(arguments.select_seeds or [])} & {*grid.seeds})
     if both:
         listed = ", ".join(map(str, both))
-        problems.append(f"--select-seeds and --seeds share {listed}: what picks a strength must not report on it")
+        reason = "what picks a strength must not report on it"
+        problems.append(f"--select-seeds and --seeds share {listed}: {reason}; choose other seeds")
+    problems += _find_run_problems(grid)
     if problems:
         raise ConfigError(problems)
+
+
+def _find_run_problems(grid: Any) -> list[str]:
+    """Return what is wrong with the runs of a grid: names, keys, folders, and what is said twice."""
+    from mcit.sweeps import grid as grids
+
+    found: dict[str, None] = {}
+    for order in grid.orders or (None,):
+        for method in grid.methods:
+            try:
+                config = read_options(grids.make_options(grid, order, method, grid.seeds[0]))
+                found |= dict.fromkeys(find_early_problems(config))
+            except ConfigError as error:
+                found |= dict.fromkeys(error.problems)
+    return [*found, *grids.find_conflicts(grid)]
+
+
+def _check_select(select: int | None, jobs: Sequence[Any]) -> None:
+    """Refuse to pick by more tasks than there are, or by so few that all strengths are alike."""
+    from mcit.runner.plan import resolve
+    from mcit.sweeps.grid import LEAST_SEEN
+
+    if select is None:
+        return
+    if select < LEAST_SEEN:
+        raise ConfigError(
+            [f"--select needs at least {LEAST_SEEN} tasks, found {select}: after the first, all strengths are alike"]
+        )
+    fewest = min(len(resolve(job.config).tasks) for job in jobs)
+    if select > fewest:
+        raise ConfigError([f"--select {select}: the order has {fewest} tasks; pick by as many or fewer"])
 
 
 def _match(grid: Any, arguments: argparse.Namespace) -> Any:
@@ -195,7 +296,7 @@ def _match(grid: Any, arguments: argparse.Namespace) -> Any:
             [f"--match needs two methods that hold weights by importance, the reference among them; found {listed}"]
         )
     if len(grid.orders) > 1:
-        raise ConfigError(["--match takes one order: another first task has another stiffness"])
+        raise ConfigError(["--match takes one order, for another first task has another stiffness; give one of them"])
     strengths = grid.methods[reference].strengths or grid.strengths
     if not strengths:
         raise ConfigError([f"--match needs strengths of the reference, such as --strengths {reference}=100,300"])
@@ -227,6 +328,7 @@ def _measure(grid: Any, methods: Sequence[str], arguments: argparse.Namespace) -
             identity = identify(job.config)
             mean = measured.find(job.method, identity)
             if mean is None and arguments.dry_run:
+                check_data([job])
                 return None
             if mean is None:
                 print(f"measuring the mean stiffness of {job.method} after the first task", flush=True)
@@ -238,7 +340,7 @@ def _measure(grid: Any, methods: Sequence[str], arguments: argparse.Namespace) -
 
 def _select(jobs: Sequence[Any], seen: int, grid: Any, output: Path) -> tuple[list[Any], list[str]]:
     """What is picked, and the lines that say how."""
-    from mcit.passport import write_json
+    from mcit.files import write_json
     from mcit.sweeps import grid as grids
     from mcit.sweeps.jobs import find_state
 
@@ -254,16 +356,3 @@ def _select(jobs: Sequence[Any], seen: int, grid: Any, output: Path) -> tuple[li
     record = {"rule": rule, "seeds_reported": list(grid.seeds), "choices": [choice.to_dict() for choice in choices]}
     write_json(output / "selection.json", record)
     return choices, lines
-
-
-def split_list(text: str) -> list[str]:
-    """The items of a comma-separated option."""
-    return [item.strip() for item in text.split(",") if item.strip()]
-
-
-def parse_seeds(texts: Sequence[str]) -> tuple[int, ...]:
-    """Seeds that were given as words."""
-    try:
-        return tuple(int(text) for text in texts)
-    except ValueError:
-        raise ConfigError([f"seeds are whole numbers, found {','.join(texts)}"]) from None

@@ -21,13 +21,14 @@ from tqdm.auto import tqdm
 
 from mcit.data.arrow import fingerprint, load_table, read_about
 from mcit.data.bad_records import BadRecords, Policy
+from mcit.data.files import describe_absence
 from mcit.data.image_cache import ImageCache, PreparedPicture
 from mcit.data.images import ImageFolder, Picture
 from mcit.data.lazy_examples import LazyExamples, Row
 from mcit.data.records import BadRecord, DataProblems, Record, problems_of, read_records
 from mcit.data.scores import Accuracy
 from mcit.data.verification import find_bad_rows, verify_cache
-from mcit.task import Batch, DataError, Split, Task
+from mcit.task import Batch, DataError, DataPart, Split, Task, combine_parts
 
 Shown = Image.Image | PreparedPicture  # what a processor's `read_images` takes
 _DECODED = 5  # images that `check` opens per split: the first, the last, some in between
@@ -100,7 +101,7 @@ class AnnotatedTask(Task):
         """The rows of a split, memory mapped; parsed first if these files have not been parsed before."""
         official = self._official(split)
         files = self.files(official)
-        absent = [f"{path} is missing; {self.source}" for path in files if not path.is_file()]
+        absent = [f"{path} {describe_absence(path)}; {self.source}" for path in files if not path.is_file()]
         if absent:
             raise DataProblems(absent)
         features = datasets.Features({"record": datasets.Value("int64"), **self.features})
@@ -111,10 +112,32 @@ class AnnotatedTask(Task):
         rows = partial(self._rows, official, about)
         return load_table(f"{self.name}-{official}", files, options, features, rows, about)
 
-    def fingerprint(self) -> str:
+    def fingerprint(self) -> str | None:
+        return combine_parts(self.data_parts())
+
+    def data_parts(self) -> list[DataPart]:
+        """Every byte of the annotations; of the images that they name, which take too long to read, what a listing
+        tells. Looked at once by this object."""
+        return self._known_parts
+
+    @cached_property
+    def _known_parts(self) -> list[DataPart]:
         files = [path for split in ("train", "eval") for path in self.files(self._official(split))]
         used = {split: self._usable(split)[0] for split in ("train", "eval")}  # with images left out, other examples
-        return fingerprint(files, {split: rows for split, rows in used.items() if rows is not None})
+        left = {split: rows for split, rows in used.items() if rows is not None}
+        parts = [DataPart("annotations", fingerprint(files, left))]
+        keys: dict[str, set[Any]] = {}
+        folders: dict[str, ImageFolder] = {}
+        for split in ("train", "eval"):
+            images = self.folder(self._official(split))
+            folders[images.prefix] = images
+            held = keys.setdefault(images.prefix, set())
+            for column in self.image_columns:
+                held.update(arrow_compute.unique(self.table(split).data.column(column)).to_pylist())
+        for place, images in folders.items():
+            stamp = images.stamp(keys[place])
+            parts.append(DataPart(f"images under {place}", stamp.content, stamp.times))
+        return parts
 
     def dropped(self, split: Split) -> int:
         """How many records of a split do not count, such as those whose annotators did not agree."""
@@ -156,8 +179,13 @@ class AnnotatedTask(Task):
             except DataError as error:
                 problems += problems_of(error)
             else:
-                table = table if rows is None else table.select(rows)
-                problems += self._check_images(table, images, self.files(self._official(split))[-1])
+                file = self.files(self._official(split))[-1]
+                if rows is None:
+                    problems += self._find_absent(table, images, file)
+                else:
+                    # what is absent is left out; `data` of a selection would still be that of the whole table
+                    table = table.select(rows)
+                problems += self._open_some(table, images, file)
         if problems:
             raise DataProblems(dict.fromkeys(problems))  # two splits may lack the same folder
 
@@ -249,7 +277,8 @@ class AnnotatedTask(Task):
         if self.on_bad_record == "skip":
             about["skipped"] = bad.to_dict()
 
-    def _check_images(self, table: datasets.Dataset, images: ImageFolder, file: Path) -> list[str]:
+    def _find_absent(self, table: datasets.Dataset, images: ImageFolder, file: Path) -> list[str]:
+        """What to say of images that records name and that are not there."""
         problems = []
         for column in self.image_columns:
             names = table.data.column(column)
@@ -259,6 +288,11 @@ class AnnotatedTask(Task):
                 more = f", and {len(absent) - 1} more that records name" if len(absent) > 1 else ""
                 lacks = f"{images.path} lacks {column} {absent[0]!r}{more}; {self.source}"
                 problems.append(f"{file}, record {record}: {lacks}")
+        return problems
+
+    def _open_some(self, table: datasets.Dataset, images: ImageFolder, file: Path) -> list[str]:
+        """What to say of a few images once they are opened, and compared with the cache."""
+        problems = []
         cache = ImageCache.find(self.path())
         for place in np.unique(np.linspace(0, len(table) - 1, _DECODED).astype(int)).tolist():
             row = table[place]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import io
-import pickle
-import pickletools
+import os
 import re
-import struct
 import tarfile
 import zlib
 from collections import Counter
@@ -24,8 +23,10 @@ from PIL import Image
 from torch import Tensor
 
 from mcit.data.bad_records import OnBad, refuse
+from mcit.data.files import open_regular
 from mcit.data.image_folders import StoredImages, find_folder, list_folders, list_images, store_files, store_images
 from mcit.data.images import decode_image
+from mcit.data.pickled_arrays import RefusedPickle, read_pickle
 from mcit.data.records import BadRecord, shorten, shorten_text
 from mcit.task import DataError
 
@@ -44,20 +45,7 @@ _NEEDED = (
     "CIFAR-100 is one of train*.parquet and test*.parquet (columns img and fine_label), train/<class>/*.png and "
     "test/<class>/*.png, the archive cifar-100-python.tar.gz, or its folder cifar-100-python"
 )
-_READ_ERRORS = (
-    pickle.UnpicklingError,
-    EOFError,
-    ValueError,
-    TypeError,
-    LookupError,
-    AttributeError,
-    ArithmeticError,
-    MemoryError,
-    RecursionError,
-    struct.error,
-)
-_MOST_OBJECTS = 10_000_000
-_LARGEST = 1 << 30  # bytes of a member of the archive; the official ones have 150 million and less
+_LARGEST = 1 << 28  # bytes of a file, and of all that an archive unpacks to; the official one has 186 million
 
 
 @dataclass(frozen=True)
@@ -99,7 +87,7 @@ def _part(split: str) -> str:
 
 
 def _find_form(folder: Path) -> Callable[[Path, str, OnBad], _Listing] | None:
-    if any(folder.glob("train*.parquet")):
+    if _find_parquet(folder, "train"):
         return _list_parquet
     if (folder / "train").is_dir():
         return _list_folders
@@ -110,8 +98,12 @@ def _find_form(folder: Path) -> Callable[[Path, str, OnBad], _Listing] | None:
     return _list_extracted if (folder / "train").is_file() else None
 
 
+def _find_parquet(folder: Path, part: str) -> list[Path]:
+    return sorted(path for path in folder.glob(f"{part}*.parquet") if path.is_file())
+
+
 def _list_parquet(folder: Path, part: str, on_bad: OnBad) -> _Listing:
-    files = sorted(folder.glob(f"{part}*.parquet"))
+    files = _find_parquet(folder, part)
     if not files:
         raise DataError(f"{folder} has no {part}*.parquet beside its train files")
     labels, places = [], []
@@ -174,39 +166,66 @@ def _folder_label(name: str, folder: Path) -> int:
 
 
 def _list_archive(folder: Path, part: str, on_bad: OnBad) -> _Listing:
-    archive = folder / "cifar-100-python.tar.gz"
+    archive, name = folder / "cifar-100-python.tar.gz", f"cifar-100-python/{part}"
     try:
-        with tarfile.open(archive, "r:gz") as opened:
-            member = opened.extractfile(f"cifar-100-python/{part}")
-            if member is None:
-                raise DataError(f"cifar-100-python/{part} in {archive} is not a file")
-            content = member.read(_LARGEST + 1)
-    except KeyError:
-        raise DataError(f"{archive} has no member cifar-100-python/{part}; fetch it again") from None
-    except (tarfile.TarError, EOFError, OSError, zlib.error, ValueError) as error:
+        content = _read_member(archive, name)
+    # `tarfile` looks into headers of headers
+    except (tarfile.TarError, EOFError, OSError, zlib.error, ValueError, RecursionError, MemoryError) as error:
         if isinstance(error, DataError):
             raise
         raise DataError(f"{archive} is not a readable archive ({error}); fetch it again") from None
-    if len(content) > _LARGEST:
-        raise DataError(f"cifar-100-python/{part} in {archive} is larger than any official file; fetch it again")
     return _list_official(io.BytesIO(content), f"{archive}:{part}", on_bad)
 
 
+def _read_member(archive: Path, name: str) -> bytes:
+    """The bytes of a member, read from the archive's start on; no link is followed and no size is believed."""
+    with (
+        open_regular(archive) as file,
+        gzip.GzipFile(fileobj=file) as unpacked,
+        tarfile.open(fileobj=_Limited(unpacked), mode="r|", bufsize=1 << 20) as members,
+    ):
+        for member in members:
+            if member.size > _LARGEST:
+                raise DataError(f"{member.name} in {archive} is larger than any official file; fetch it again")
+            if member.name == name:
+                if not member.isreg() or member.issparse():
+                    raise DataError(f"{name} in {archive} is not a file; fetch it again")
+                return members.extractfile(member).read()
+    raise DataError(f"{archive} has no member {name}; fetch it again")
+
+
+class _Limited:
+    """A file that ends in an error where it is longer than anything official."""
+
+    def __init__(self, file: BinaryIO):
+        self.file, self.left = file, _LARGEST
+
+    def read(self, size: int) -> bytes:
+        """The next bytes."""
+        content = self.file.read(size)
+        self.left -= len(content)
+        if self.left < 0:
+            raise tarfile.ReadError(f"it unpacks to more than {_LARGEST:,} bytes")
+        return content
+
+
 def _list_extracted(folder: Path, part: str, on_bad: OnBad) -> _Listing:
-    if not (folder / part).is_file():
-        raise DataError(f"{folder / part} is missing")
+    path = folder / part
+    if not path.is_file():
+        raise DataError(f"{path} is missing")
     try:
-        with (folder / part).open("rb") as opened:
-            return _list_official(opened, str(folder / part), on_bad)
+        with open_regular(path) as opened:
+            if os.fstat(opened.fileno()).st_size > _LARGEST:
+                raise DataError(f"{path} is larger than any official file; fetch it again")
+            return _list_official(opened, str(path), on_bad)
     except OSError as error:
-        raise DataError(f"{folder / part} cannot be read: {error.strerror}") from None
+        raise DataError(f"{path} cannot be read: {error.strerror}") from None
 
 
 def _list_official(opened: BinaryIO, name: str, on_bad: OnBad) -> _Listing:
     try:
-        _check_numbers(opened)
-        content = ArrayUnpickler(opened).load()
-    except _READ_ERRORS as error:
+        content = read_pickle(opened)
+    except RefusedPickle as error:
         raise DataError(f"{name} is not a file of the official CIFAR-100 archive: {error}") from None
     if not isinstance(content, dict) or not {b"data", b"fine_labels"} <= content.keys():
         raise DataError(f"{name} lacks the entries 'data' and 'fine_labels' of the official archive")
@@ -218,14 +237,6 @@ def _list_official(opened: BinaryIO, name: str, on_bad: OnBad) -> _Listing:
         return StoredImages(pixels[[places[row] for row in rows]], torch.tensor([labels[row] for row in rows]))
 
     return _Listing(labels, load)
-
-
-def _check_numbers(opened: BinaryIO) -> None:
-    """A pickle numbers its objects, and Python makes a table as long as the largest number: a few bytes fill memory."""
-    for opcode, argument, _ in pickletools.genops(opened):
-        if opcode.name.endswith("PUT") and argument > _MOST_OBJECTS:
-            raise pickle.UnpicklingError(f"it gives an object the number {argument}")
-    opened.seek(0)
 
 
 def _check_pixels(data: Any, count: int, name: str) -> Tensor:
@@ -247,39 +258,3 @@ def _check_labels(labels: Any, name: str, on_bad: OnBad) -> list[int]:
             text = f"{name}, row {row}: fine label {shorten(label)} is not one of 0..99"
             on_bad(BadRecord(text, "label out of range"))
     return right
-
-
-class ArrayUnpickler(pickle.Unpickler):
-    """Reads dictionaries, lists, numbers, strings and integer arrays, and refuses everything else.
-
-    A pickle is a program that calls what it names. Here the only names that lead anywhere are the three an array is
-    made of, and two of those lead to functions below that check what they are called with.
-    """
-
-    def __init__(self, opened: BinaryIO):
-        super().__init__(opened, encoding="bytes")  # written by Python 2
-
-    def find_class(self, module: str, name: str) -> Any:
-        if name == "_reconstruct" and module in ("numpy.core.multiarray", "numpy._core.multiarray"):
-            return _empty_array
-        if module == "numpy" and name == "dtype":
-            return _integer_type
-        if module == "numpy" and name == "ndarray":
-            return "ndarray"  # a mere word: calling it fails
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}, and only arrays are read")
-
-    def persistent_load(self, pid: Any) -> Any:
-        raise pickle.UnpicklingError("it asks for an object outside the file, and only arrays are read")
-
-
-def _empty_array(kind: Any, shape: Any, code: Any) -> numpy.ndarray:
-    if (kind, shape, code) not in (("ndarray", (0,), b"b"), ("ndarray", (0,), "b")):
-        raise pickle.UnpicklingError("it makes an array in a way that arrays are not saved in")
-    return numpy.empty(0, dtype=numpy.int8)  # the array's contents follow in the file
-
-
-def _integer_type(code: Any, *flags: Any) -> numpy.dtype:
-    text = code.decode("ascii") if isinstance(code, bytes) else code
-    if not isinstance(text, str) or not re.fullmatch(r"[iu][1248]", text):
-        raise pickle.UnpicklingError(f"it holds an array of {code!r}, and only whole numbers are read")
-    return numpy.dtype(text, copy=True)

@@ -21,7 +21,7 @@ from mcit.data.bad_records import BadRecords, OnBad, Policy, refuse
 from mcit.data.image_folders import Images
 from mcit.data.scores import Accuracy
 from mcit.data.splits import is_equal, order_classes, parse_split
-from mcit.task import Batch, DataError, Head, Recipe, Split, Task
+from mcit.task import Batch, DataError, DataPart, Head, Recipe, Split, Task, combine_parts
 
 # The EWC-DR release's schedules; its paper prints other milestones.
 _RELEASE = Recipe(
@@ -237,13 +237,19 @@ class ClassIncrementalTask(Task):
         rows = ((labels >= self.known) & (labels < self.total)).nonzero().squeeze(1)
         return ClassExamples(images, rows, labels[rows], training=split == "train")
 
-    def fingerprint(self) -> str:
-        """Of all images of the sequence, which its tasks share, and of the classes of this one."""
-        found = hashlib.sha256(repr(list(self.part.order[: self.total])).encode())
+    def fingerprint(self) -> str | None:
+        return combine_parts(self.data_parts())
+
+    def data_parts(self) -> list[DataPart]:
+        """All images of the sequence, which its tasks share, and the classes up to those of this one."""
+        order = hashlib.sha256(repr(list(self.part.order[: self.total])).encode())
+        parts = [DataPart("class order", order.hexdigest()[:32])]
         for split in ("train", "eval"):
-            self.examples(split)  # reads them, if that has not been done
-            found.update(self.part.pool[split].digest.encode())
-        return found.hexdigest()[:32]
+            # reads them, if that has not been done
+            self.examples(split)
+            images = self.part.pool[split]
+            parts.append(DataPart(f"{split} images", images.digest[:32], images.times))
+        return parts
 
     def collate(self, examples: LabelledImages | Sequence[LabelledImages], processor: Any = None) -> Batch:
         """`pixel_values` and `labels`; training images are augmented, from the global torch generator."""

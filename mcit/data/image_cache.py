@@ -22,6 +22,7 @@ from mcit.data.arrow import cache_folder
 from mcit.data.images import Picture
 from mcit.data.resizing import Resizing
 from mcit.data.shards import ENTRY, SUFFIX, DamagedShard, hash_name, read_pixels, read_table
+from mcit.printable import printable
 from mcit.task import DataError
 
 
@@ -66,6 +67,12 @@ class Shelf:
             place += 1
         return None
 
+    def describe_damage(self) -> str:
+        """How many shards cannot be used, and why the first: `2 damaged files of DIR (a.shard is too short)`."""
+        path, reason = next(iter(self.damaged.items()))
+        files = "file" if len(self.damaged) == 1 else "files"
+        return f"{len(self.damaged)} damaged {files} of {self.folder} ({path.name} {reason})"
+
     def is_fresh(self, place: int, picture: Picture) -> bool:
         """Whether the files a picture is made of are those its entry was made of."""
         try:
@@ -99,6 +106,8 @@ class ImageCache:
         shelf = self.shelves.get(resizing.name)
         place = None if shelf is None else shelf.find(picture.name)
         if place is None:
+            if shelf is not None and shelf.damaged:
+                self._complain(f"is not found, maybe because of {shelf.describe_damage()}", picture, "")
             return None
         if not shelf.is_fresh(place, picture):
             self._complain("has changed since `mcit prepare`", picture, "")
@@ -112,21 +121,24 @@ class ImageCache:
     def describe(self, resizing: Resizing | None) -> str:
         """Whether pictures of this size come from here, in a line."""
         shelf = None if resizing is None else self.shelves.get(resizing.name)
+        if shelf is not None and shelf.damaged and not len(shelf):
+            return f"no image comes from the cache: it has {shelf.describe_damage()}; `mcit prepare` makes them anew"
         if shelf is None or not len(shelf):
             held = ", ".join(self.shelves)
             wanted = "does not resize" if resizing is None else f"needs {resizing.name}"
             return f"the image cache in {self.folder} is not used: it holds {held}, and the model {wanted}"
-        return f"images come resized from {shelf.folder} ({len(shelf):,} held)"
+        damage = f"; beside these it has {shelf.describe_damage()}" if shelf.damaged else ""
+        return f"images come resized from {shelf.folder} ({len(shelf):,} held){damage}"
 
     def _complain(self, what: str, picture: Picture, option: str) -> None:
         """On stderr: the first, the tenth, the hundredth... in this process."""
-        kind = what.partition(" in ")[0]
+        kind = what.split(" (")[0]
         self.complaints[kind] += 1
         count = self.complaints[kind]
-        if str(count).strip("0") == "1":
+        if count in {1, 10, 100, 1_000, 10_000, 100_000}:
             remedy = f"`mcit prepare{option}` mends it"
             text = f"image cache: {picture.name} {what}; it is read from its source ({count} so far here); {remedy}"
-            print(f"mcit: {text}", file=sys.stderr, flush=True)
+            print(printable(f"mcit: {text}"), file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True)
@@ -166,12 +178,13 @@ def choose_place(root: Path) -> Path:
 
 def load_shelf(folder: Path) -> Shelf:
     """The shelf in a folder; read once as long as its shards stay the same."""
-    found = sorted((path.name, path.stat().st_mtime_ns) for path in folder.glob(f"*{SUFFIX}"))
+    states = {path.name: path.lstat() for path in folder.glob(f"*{SUFFIX}")}
+    found = sorted((name, state.st_size, state.st_mtime_ns) for name, state in states.items())
     return _load_shelf(str(folder), tuple(found))
 
 
 @functools.lru_cache(maxsize=8)
-def _load_shelf(folder: str, shards: Sequence[tuple[str, int]]) -> Shelf:
+def _load_shelf(folder: str, shards: Sequence[tuple[str, int, int]]) -> Shelf:
     return Shelf(Path(folder))
 
 

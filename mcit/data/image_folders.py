@@ -17,6 +17,7 @@ from torch import Tensor
 
 from mcit.data.augment import center_corner, draw_box_numbers, fit_boxes
 from mcit.data.bad_records import OnBad, refuse
+from mcit.data.files import Stamp, list_folder, read_bytes, stamp_files
 from mcit.data.images import Picture, open_image, stays_inside
 from mcit.data.records import BadRecord
 from mcit.data.verification import find_bad_pictures
@@ -24,6 +25,7 @@ from mcit.parallel.global_batch import draw_rows
 from mcit.task import DataError
 
 NOT_HERE = "does not hold the data"
+_MOST_BYTES = 1 << 26  # of Tiny-ImageNet's list of test images, which has half a million
 _SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".webp"}
 
 
@@ -45,6 +47,11 @@ class StoredImages:
         for tensor in (self.labels, self.pixels):
             found.update(tensor.contiguous().numpy())
         return found.hexdigest()
+
+    @property
+    def times(self) -> str:
+        """Nothing: every pixel was looked at, and when its file was written does not matter."""
+        return ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,9 +77,17 @@ class ImageFiles:
     def digest(self) -> str:
         """Of the files' folders, names and sizes, and of the labels: reading all of them would take too long."""
         found = hashlib.sha256(self.labels.contiguous().numpy())
-        for path in self.paths:
-            found.update(f"{path.parent.name}/{path.name} {path.stat().st_size}\n".encode())
+        found.update(self._stamp.content.encode())
         return found.hexdigest()
+
+    @property
+    def times(self) -> str:
+        """Of the files' times of change, which tell of a file that was replaced by another of its size."""
+        return self._stamp.times
+
+    @cached_property
+    def _stamp(self) -> Stamp:
+        return stamp_files([(f"{path.parent.name}/{path.name}", path) for path in self.paths])
 
     def _cut_center(self, image: Image.Image, size: int) -> Image.Image:
         return cut_center(resize_shorter_side(image, self.resize), size)
@@ -116,7 +131,7 @@ def list_images(folder: Path) -> list[Path]:
     """The image files of a folder, sorted by name; a folder that is missing or has none is a DataError."""
     if not folder.is_dir():
         raise DataError(f"image folder {folder} is missing")
-    found = [folder / name for name, is_folder in list_entries(folder) if not is_folder and _is_image(name)]
+    found = [folder / entry.name for entry in list_folder(folder) if entry.is_file and _is_image(entry.name)]
     if not found:
         raise DataError(f"image folder {folder} holds no image ({', '.join(sorted(_SUFFIXES))})")
     return found
@@ -126,16 +141,7 @@ def list_folders(folder: Path) -> list[str]:
     """The names of a folder's folders, sorted: the position of a name is the label, as everywhere in the literature."""
     if not folder.is_dir():
         raise DataError(f"folder {folder} is missing; it should hold one folder of images per class")
-    return [name for name, is_folder in list_entries(folder) if is_folder and not name.startswith(".")]
-
-
-def list_entries(folder: Path) -> list[tuple[str, bool]]:
-    """The names in a folder, sorted, and whether each is a folder."""
-    try:
-        with os.scandir(folder) as listing:
-            return sorted((entry.name, entry.is_dir()) for entry in listing)
-    except OSError as error:
-        raise DataError(f"the folder {folder} cannot be listed: {error.strerror}") from error
+    return [entry.name for entry in list_folder(folder) if entry.is_folder and not entry.name.startswith(".")]
 
 
 def _is_image(name: str) -> bool:
@@ -185,7 +191,7 @@ def _list_annotated(
     if not annotations.is_file():
         raise DataError(f"{annotations} is missing; it names the class of every image in {folder / 'images'}")
     try:
-        lines = annotations.read_text(encoding="utf-8").splitlines()
+        lines = read_bytes(annotations, _MOST_BYTES).decode("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{annotations} is no readable text ({error}); fetch it again") from None
     listed, line_of = [], {}

@@ -9,21 +9,27 @@ import os
 import re
 import struct
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
+import numpy as np
 from PIL import Image
 
+from mcit.data.files import Stamp, list_folder, open_regular, stamp_files
 from mcit.data.records import BadRecord
 from mcit.task import DataError
 
 # What the data sets come in, under whatever suffix. Pillow knows more, and some of it runs other programs.
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF")
 MOST_PIXELS = Image.MAX_IMAGE_PIXELS or 89_478_485  # of a picture; more would fill the memory of every worker
+# One side over the other. A picture is scaled by its shorter side: a file of 300 bytes that holds 1 x 60,000 pixels
+# would take gigabytes once it is 256 pixels wide.
+MOST_RATIO = 200
 MISSING, UNREADABLE, TOO_LARGE = "image missing", "image unreadable", "image too large"
+TOO_LONG, NO_RANGE = "image too long", "image of an unknown range"
 # Pillow reports a damaged file by any of these, depending on the format and the damage.
 _DAMAGE = (
     OSError,
@@ -35,7 +41,8 @@ _DAMAGE = (
     ArithmeticError,
     AttributeError,
     MemoryError,
-    NotImplementedError,
+    RuntimeError,
+    SystemError,
     struct.error,
     zlib.error,
     Image.DecompressionBombError,
@@ -97,6 +104,12 @@ class ImageFolder:
         name = self._look_up(key)
         return Picture(self.path / name, f"{self.prefix}/{name}")
 
+    def stamp(self, keys: Iterable[Any]) -> Stamp:
+        """Names, sizes and times of change of the files with these keys, in a fixed order."""
+        names = sorted({self.index[key] for key in keys if key in self.index})
+        folder = os.fspath(self.path)
+        return stamp_files([(name, f"{folder}/{name}") for name in names])
+
     def _look_up(self, key: Any) -> str:
         name = self.index.get(key)
         if name is None:
@@ -153,16 +166,26 @@ def _convert(source: Path | BinaryIO, name: str) -> Image.Image:
     with _opened(source, name) as image:
         if image.mode == "P" and "transparency" in image.info:
             return image.convert("RGBA").convert("RGB")
+        if _is_deep_gray(image):
+            return _shrink_gray(image).convert("RGB")
         return image.convert("RGB")
+
+
+def _is_deep_gray(image: Image.Image) -> bool:
+    """Whether it is of 16-bit grays; PNG files of them had mode I in earlier versions of Pillow."""
+    return image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG")
+
+
+def _shrink_gray(image: Image.Image) -> Image.Image:
+    """The upper 8 of 16 bits, as Pillow reads 16-bit colors; its own conversion would make 255 of all above."""
+    return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
 
 
 @contextmanager
 def _opened(source: Path | BinaryIO, name: str) -> Iterator[Image.Image]:
     try:
-        with Image.open(source, formats=FORMATS) as image:
-            if image.width * image.height > MOST_PIXELS:
-                size = f"{image.width}x{image.height} pixels, more than {MOST_PIXELS:,}"
-                raise BadRecord(f"{name} has {size}, and is no image of these data; fetch it again", TOO_LARGE)
+        with _opened_file(source) as file, Image.open(file, formats=FORMATS) as image:
+            _check_kind(image, name)
             yield image
     except FileNotFoundError:
         raise BadRecord(f"no image {name}", MISSING) from None
@@ -173,20 +196,36 @@ def _opened(source: Path | BinaryIO, name: str) -> Iterator[Image.Image]:
         raise BadRecord(f"{name} is no readable image ({_first_line(error)}); fetch it again", reason) from error
 
 
+def _opened_file(source: Path | BinaryIO) -> BinaryIO:
+    return open_regular(source) if isinstance(source, Path) else source
+
+
+def _check_kind(image: Image.Image, name: str) -> None:
+    """Raise a BadRecord for an image that would fill the memory, or whose numbers do not say which is white."""
+    size = f"{image.width}x{image.height} pixels"
+    if min(image.size) < 1:
+        raise BadRecord(f"{name} has {size}; fetch it again", UNREADABLE)
+    if image.width * image.height > MOST_PIXELS:
+        text = f"{name} has {size}, more than {MOST_PIXELS:,}, and is no image of these data; fetch it again"
+        raise BadRecord(text, TOO_LARGE)
+    if max(image.size) > MOST_RATIO * min(image.size):
+        text = f"{name} has {size}, one side more than {MOST_RATIO} times the other, and is no image of these data"
+        raise BadRecord(f"{text}; fetch it again", TOO_LONG)
+    if image.mode in ("I", "F") and not _is_deep_gray(image):
+        kind = {"I": "signed or 32-bit numbers", "F": "floating-point numbers"}[image.mode]
+        text = f"{name} is an image of {kind}, and nothing says which of them is white"
+        raise BadRecord(f"{text}; save it with 8 or 16 bits a channel", NO_RANGE)
+
+
 def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 def _list_files(folder: Path, depth: int = 3, prefix: str = "") -> Iterator[str]:
     """Relative paths of the files down to `depth` sub-folders, shallow ones first, in a fixed order."""
-    try:
-        with os.scandir(folder) as listing:
-            # the listing itself knows files from folders; nothing is asked file by file
-            entries = sorted((entry.name, entry.is_dir()) for entry in listing)
-    except OSError as error:
-        raise DataError(f"the folder {folder} cannot be listed: {error.strerror}") from error
-    yield from (prefix + name for name, is_folder in entries if not is_folder)
+    entries = list_folder(folder)
+    yield from (prefix + entry.name for entry in entries if entry.is_file)
     if depth:
-        for name, is_folder in entries:
-            if is_folder:
-                yield from _list_files(folder / name, depth - 1, f"{prefix}{name}/")
+        for entry in entries:
+            if entry.is_folder:
+                yield from _list_files(folder / entry.name, depth - 1, f"{prefix}{entry.name}/")

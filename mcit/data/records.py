@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, TextIO
 
+from mcit.data.files import open_regular, read_bytes
+from mcit.printable import printable
 from mcit.task import DataError
 
 _CHUNK = 1 << 20  # characters read at a time
 _LONGEST = 1 << 24  # a record longer than this is a malformed one, not one that is still arriving
 _SHOWN = 20
 _LARGEST = 1 << 63  # of the whole numbers a table can hold
+_MOST_BYTES = 1 << 26  # of a JSON file that is read in one go
 _ABSENT = object()
 _REFETCH = "the file may be cut short, fetch it again"
 _NAMES = {str: "text", int: "a whole number", list: "a list", dict: "an object", bool: "true or false"}
@@ -24,7 +28,8 @@ class DataProblems(DataError):
 
     def __init__(self, problems: Iterable[str] | str):
         # a loader's worker hands an error over as its text alone
-        self.problems = [problems] if isinstance(problems, str) else list(problems)
+        listed = [problems] if isinstance(problems, str) else problems
+        self.problems = [printable(problem) for problem in listed]
         shown = self.problems[:_SHOWN]
         if len(self.problems) > _SHOWN:
             shown.append(f"... and {len(self.problems) - _SHOWN} more")
@@ -37,7 +42,7 @@ class BadRecord(DataError):
 
     def __init__(self, message: str, reason: str = ""):
         super().__init__(message)
-        self.reason = reason or message
+        self.reason = printable(reason or message)
 
 
 def problems_of(error: DataError) -> list[str]:
@@ -109,7 +114,7 @@ def read_records(
     A file that ends in the middle of a record is always an error.
     """
     try:
-        with path.open(encoding="utf-8-sig") as file:
+        with TextIOWrapper(open_regular(path), encoding="utf-8-sig") as file:
             for number, item in _read_items(path, file, key):
                 if isinstance(item, dict):
                     yield Record(path, number, item)
@@ -127,7 +132,9 @@ def read_records(
 def read_json(path: Path) -> Any:
     """The value in a small JSON file, or a DataError."""
     try:
-        return json.loads(path.read_text(encoding="utf-8-sig"))
+        return json.loads(read_bytes(path, _MOST_BYTES).decode("utf-8-sig"))
+    except DataError:
+        raise
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is not valid JSON ({_explain(error)}); {_REFETCH}") from None
     except OSError as error:

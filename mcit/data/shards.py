@@ -18,6 +18,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow
 
+from mcit.data.files import open_regular
+
 SUFFIX = ".shard"
 ENTRY = np.dtype(
     [
@@ -33,6 +35,7 @@ ENTRY = np.dtype(
 )
 _FOOTER = struct.Struct("<QII8s")  # where the table starts, how many entries, its CRC-32, the mark
 _MARK = b"mcit-im1"
+_MOST_PIXELS = 1 << 26  # of a picture that was resized for a network
 
 
 class DamagedShard(ValueError):
@@ -60,6 +63,8 @@ def pack(pixels: np.ndarray) -> bytes:
 
 def unpack(data: bytes, height: int, width: int) -> np.ndarray:
     """What `pack` was given, [height, width, 3]; in memory the rows of one colour are neighbours."""
+    if height * width > _MOST_PIXELS:
+        raise DamagedShard(f"is said to have {width}x{height} pixels")
     try:
         flat = _codec().decompress(data, decompressed_size=height * 3 * width)
     except (OSError, ValueError, pyarrow.ArrowException) as error:
@@ -101,7 +106,7 @@ def write_shard(folder: Path, pictures: Iterable[tuple[str, bytes, np.ndarray]])
 def read_table(path: Path) -> np.ndarray:
     """The entries of a shard, or a DamagedShard."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             size = file.seek(0, os.SEEK_END)
             if size < _FOOTER.size:
                 raise DamagedShard("is too short")
@@ -121,7 +126,7 @@ def read_table(path: Path) -> np.ndarray:
 def read_pixels(path: Path, entry: np.void) -> np.ndarray:
     """The pixels of an entry, [height, width, 3], or a DamagedShard."""
     try:
-        with path.open("rb", buffering=0) as file:
+        with open_regular(path) as file:
             data = os.pread(file.fileno(), int(entry["length"]), int(entry["start"]))
     except OSError as error:
         raise DamagedShard(f"cannot be read ({error.strerror})") from None

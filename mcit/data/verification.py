@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ import datasets
 import numpy as np
 from tqdm.auto import tqdm
 
-from mcit.data.arrow import cache_folder, write_text
+from mcit.data.arrow import cache_folder, read_sealed, write_sealed
 from mcit.data.image_cache import ImageCache
 from mcit.data.images import ImageFolder, Picture
 from mcit.data.pool import count_jobs, map_pieces
@@ -93,10 +92,11 @@ def _remembered(name: str, pictures: Sequence[Picture]) -> Mapping[str, BadRecor
         except OSError as error:
             digest.update(repr(error).encode())
     path = cache_folder() / "verified" / f"{name}-{digest.hexdigest()}.json"
-    if path.is_file():
-        return {key: BadRecord(*error) for key, error in json.loads(path.read_text(encoding="utf-8")).items()}
+    known = read_sealed(path)
+    if known is not None:
+        return {key: BadRecord(*error) for key, error in known.items()}
     bad = find_bad_pictures(pictures, f"open all images of {name}")
-    write_text(path, json.dumps({key: [str(error), error.reason] for key, error in bad.items()}))
+    write_sealed(path, {key: [str(error), error.reason] for key, error in bad.items()})
     return bad
 
 

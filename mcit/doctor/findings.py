@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
+from mcit.printable import printable
+
 Status = Literal["ready", "fixable", "missing"]
 MISSING = " is missing"
 EXIT_CODES = {"ready": 0, "fixable": 1, "missing": 3}  # 2 is that of a command line that cannot be understood
@@ -60,6 +62,7 @@ class Finding:
 
     def add(self, text: str, remedy: str, status: Status = "missing") -> None:
         """Note a problem, once; all that is merely missing and comes from the same place is one."""
+        text, remedy = printable(text), printable(remedy)
         for place, known in enumerate(self.problems):
             if (known.remedy, known.status) == (remedy, status):
                 parts = known.text.split("; ")

@@ -2,26 +2,50 @@
 
 from __future__ import annotations
 
+import bz2
 import difflib
+import gzip
+import io
+import lzma
 import os
 import re
 import shlex
+import struct
 import tarfile
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 
+from mcit.data.files import describe_absence, list_folder, open_regular
 from mcit.doctor.findings import MISSING, Problem
+from mcit.task import DataError
 
 _ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 _COMMON = {"images", "data", "train", "dev", "val", "test1", "annotation"}  # names that tell nothing about a folder
 _MOST = 20_000  # entries of a folder that are looked at: more are images
+_UNPACKERS = {".gz": gzip.open, ".tgz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+_BEGINNING = 1 << 20  # bytes of an archive that are looked at
+_DAMAGE = (
+    OSError,
+    EOFError,
+    ValueError,
+    NotImplementedError,
+    RecursionError,
+    struct.error,
+    zipfile.BadZipFile,
+    tarfile.TarError,
+    zlib.error,
+    lzma.LZMAError,
+)
 
 
 def explain_missing(root: Path, wanted: Path, archives: Mapping[str, str], remedy: str) -> Problem:
     """The problem that a file or folder is missing, with the command that mends it where one would do."""
     missing = f"{show(root, wanted)}{MISSING}"
+    if os.path.lexists(wanted) and not wanted.is_file() and not wanted.is_dir():
+        return Problem(f"{show(root, wanted)} {describe_absence(wanted)}", f"remove it; {remedy}")
     packed = explain_packed(root, wanted, archives, remedy)
     if packed is not None:
         return packed
@@ -44,7 +68,7 @@ def explain_packed(root: Path, wanted: Path, archives: Mapping[str, str], remedy
         name = show(root, archive)
         try:
             first = _first_member(archive)
-        except (OSError, EOFError, ValueError, zipfile.BadZipFile, tarfile.TarError, zlib.error) as error:
+        except _DAMAGE as error:
             return Problem(f"{name} is no whole archive ({error})", f"remove it; {remedy}")
         # an archive that holds the folder itself is unpacked beside it
         target = folder.parent if first.split("/")[0] == folder.name else folder
@@ -77,11 +101,16 @@ def _find_archives(root: Path, wanted: Path, archives: Mapping[str, str]) -> Ite
 
 
 def _first_member(archive: Path) -> str:
-    if archive.suffix.lower() == ".zip":
-        with zipfile.ZipFile(archive) as opened:
-            return next(iter(opened.namelist()), "")
-    with tarfile.open(archive) as opened:
-        first = opened.next()
+    with open_regular(archive) as file:
+        if archive.suffix.lower() == ".zip":
+            with zipfile.ZipFile(file) as opened:
+                return next(iter(opened.namelist()), "")
+        unpack = _UNPACKERS.get(archive.suffix.lower())
+        # what an archive unpacks to may be larger than any memory; its first member's name is at its beginning
+        with unpack(file) if unpack is not None else nullcontext(file) as unpacked:
+            beginning = unpacked.read(_BEGINNING)
+    with tarfile.open(fileobj=io.BytesIO(beginning), mode="r:") as opened:
+        first = next(iter(opened), None)
         return first.name if first is not None else ""
 
 
@@ -131,11 +160,10 @@ def _parents(root: Path, path: Path) -> list[Path]:
 
 def _entries(folder: Path) -> list[tuple[str, bool]]:
     try:
-        with os.scandir(folder) as listing:
-            found = [(entry.name, entry.is_dir()) for _, entry in zip(range(_MOST), listing, strict=False)]
-    except OSError:
+        found = list_folder(folder, most=_MOST)
+    except DataError:
         return []  # not there, which is what is being explained
-    return sorted(found)
+    return [(entry.name, entry.is_folder) for entry in found if entry.is_folder or entry.is_file]
 
 
 def _quote(path: Path) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
+from mcit.config import cache_root
 from mcit.embedded.nlvr2 import write_nlvr2
 from mcit.embedded.snli_ve import write_snli_ve
 from mcit.embedded.vcr import write_vcr
@@ -19,6 +20,8 @@ from mcit.embedded.vqav2 import write_vqav2
 
 VERSION = 2  # of the generator: whatever changes a written byte raises it
 WRITERS = {"vqav2": write_vqav2, "nlvr2": write_nlvr2, "snli-ve": write_snli_ve, "vcr": write_vcr}
+# seconds; a run knows its images by their times too, and must find the same wherever and whenever they are made
+WRITTEN = 1_600_000_000
 SPLITS = {  # official names of the training split and of those that are scored
     "vqav2": ("train", "val"),
     "nlvr2": ("train", "dev", "test1"),
@@ -53,7 +56,7 @@ def ensure_benchmark(cache_dir: str | Path | None = None, sizes: Sizes | None = 
     moved there in one step, so that an interrupted run leaves nothing half made and two runs at once agree.
     """
     sizes = sizes or Sizes()
-    cache = Path(cache_dir or os.environ.get("MCIT_CACHE") or Path.home() / ".cache" / "mcit").expanduser()
+    cache = Path(cache_dir).expanduser() if cache_dir else cache_root()
     root = cache / f"embedded-v{VERSION}-{sizes.train}-{sizes.evaluation}-seed{seed}"
     if root.is_dir():
         return root
@@ -61,6 +64,8 @@ def ensure_benchmark(cache_dir: str | Path | None = None, sizes: Sizes | None = 
     draft = Path(tempfile.mkdtemp(prefix=f"{root.name}.", suffix=".part", dir=cache))
     try:
         write_benchmark(draft, sizes, seed)
+        for path in draft.rglob("*"):
+            os.utime(path, (WRITTEN, WRITTEN))
         draft.chmod(0o755)  # mkdtemp keeps others out, a cache need not
         _settle(draft, root)
     finally:

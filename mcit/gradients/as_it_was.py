@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import numpy as np
 import torch
@@ -46,3 +47,20 @@ def as_it_was(model: nn.Module, parameters: Mapping[str, nn.Parameter], keep_buf
                 place[name] = buffer if copy is None else buffer.copy_(copy)
             random.setstate(random_states[0])
             np.random.set_state(random_states[1])
+
+
+@contextmanager
+def uncompiled(model: nn.Module) -> Iterator[None]:
+    """Run the model without torch.compile: compiled code does not call the hooks by which layers are seen."""
+    # what Module.compile() leaves; a module calls it instead of its forward
+    compiled = {m: m._compiled_call_impl for m in model.modules() if m._compiled_call_impl is not None}
+    for module in compiled:
+        module._compiled_call_impl = None
+    # functions and modules that torch.compile has wrapped; nothing is, where dynamo was never imported
+    eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+    try:
+        with eager:
+            yield
+    finally:
+        for module, call in compiled.items():
+            module._compiled_call_impl = call

@@ -8,26 +8,43 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from mcit.gradients.capture import Use, contribute
-from mcit.gradients.contributions import Layout, group_rows, reads_rows
+from mcit.gradients.capture import Calls, LayerCall, Unit
+from mcit.gradients.contributions import Contribution, Layout, group_rows, reads_rows, rule_for, tie
 
-Scores = Callable[[], Iterable[Tensor]]  # runs the network, gives vectors [examples]
+# Runs the network, gives vectors [examples].
+Scores = Callable[[], Iterable[Tensor]]
 LAYOUTS: tuple[Layout, ...] = ("consecutive", "blocks")
 # A wrong path is off by as much as the gradient itself, rounding by a few units of the last place of what was added up.
 AUDIT_TOLERANCE = 1e-4
 AUDIT_ROUNDING = 64
+# In 16 bits a gradient has lost a percent or two for every few layers that it came through.
+HALF_TOLERANCE = 0.1
+HALF_ROUNDING = 1
+
+
+class Weighed(NamedTuple):
+    """A path's weighted sum, and the absolute values of all that was added to get it."""
+
+    total: Tensor
+    mass: Tensor
 
 
 class Audit:
     """What autograd says the weighted sum of per-example gradients is, and what the paths say."""
 
-    def __init__(self, parameters: dict[str, nn.Parameter], scores: Scores):
+    def __init__(self, model: nn.Module, parameters: dict[str, nn.Parameter], scores: Scores):
+        # the lowest precision in use anywhere: gradients of 32-bit weights may have come through 16-bit layers
+        self.precision = torch.float64
+        for parameter in model.parameters():
+            self._note_precision(parameter)
         vector = sum(collect_scores(scores))
-        self.examples, self.total = len(vector), vector.sum()
+        self.examples = len(vector)
+        self.total = vector.sum()
         generator = torch.Generator().manual_seed(self.examples)
         weights = torch.randn(self.examples, generator=generator, dtype=torch.float64).to(vector)
         self.weights = weights.to(torch.promote_types(weights.dtype, torch.float32))
@@ -36,60 +53,116 @@ class Audit:
         found = torch.autograd.grad(weighted, list(parameters.values()), retain_graph=True, allow_unused=True)
         self.truth = dict(zip(parameters, found, strict=True))
 
-    def fitting(self, name: str, candidates: dict[Layout, tuple[Tensor, Tensor]]) -> list[Layout]:
-        """The layouts whose weighted sum is autograd's."""
+    def fitting(self, name: str, candidates: Mapping[Layout, Weighed]) -> list[Layout]:
+        """Return the layouts whose weighted sum is autograd's."""
         truth = self.truth[name]
         fitting = []
-        for layout, (found, mass) in candidates.items():
-            truth = torch.zeros_like(found) if truth is None else truth
-            places = AUDIT_ROUNDING if truth.dtype.itemsize > 2 else 1
-            rounding = places * torch.finfo(truth.dtype).eps * mass.max()
-            if (found - truth).abs().max() <= AUDIT_TOLERANCE * truth.abs().max() + rounding:
+        tolerance, places = AUDIT_TOLERANCE, AUDIT_ROUNDING
+        if self.precision.itemsize <= 2:
+            tolerance, places = HALF_TOLERANCE, HALF_ROUNDING
+        for layout, weighed in candidates.items():
+            if truth is None:
+                truth = torch.zeros_like(weighed.total)
+            rounding = places * torch.finfo(self.precision).eps * weighed.mass.max()
+            if (weighed.total - truth).abs().max() <= tolerance * truth.abs().max() + rounding:
                 fitting.append(layout)
         return fitting
 
-    def weigh(self, module: nn.Module, uses: list[Use], names: list[str]) -> dict[str, dict[Layout, tuple]]:
-        """The weighted sums that the rule of a layer gives, for each order its rows may have."""
-        if any(use.inputs is None or not use.inputs.ndim for use in uses):
+    def weigh(self, unit: Unit, calls: Calls, names: list[str]) -> dict[str, dict[Layout, Weighed]]:
+        """Return the weighted sums that the rule of a unit gives, for each order its rows may have."""
+        flat = [(module, call) for module, of_module in calls.items() for call in of_module]
+        for _, call in flat:
+            self._note_precision(call.inputs)
+            self._note_precision(call.gradients[0])
+        if not all(self._has_rows(module, call) for module, call in flat):
             return {}
-        rows = [len(side) for use in uses for side in (use.inputs, use.gradients[0])]
-        if any(count % self.examples or not count for count in rows):
-            return {}
-        if any(len(use.inputs) != len(use.gradients[0]) or not reads_rows(module, use.inputs) for use in uses):
-            return {}
-        found: dict[str, dict[Layout, tuple]] = {name: {} for name in names}
-        for layout in LAYOUTS[:1] if set(rows) == {self.examples} else LAYOUTS:
-            contributions = contribute(module, uses, self.examples, layout)
+        rows = {len(side) for _, call in flat for side in (call.inputs, call.gradients[0])}
+        found: dict[str, dict[Layout, Weighed]] = {name: {} for name in names}
+        for layout in LAYOUTS[:1] if rows == {self.examples} else LAYOUTS:
+            contributions = contribute(unit, calls, self.examples, layout)
             for name in names:
                 served = contributions.get(name.rpartition(".")[2])
                 # a weight that a hook computes from others is not a parameter of the rule; and one that the graph
-                # meets more often than its layer was called is used outside, if only by a term that is zero now
-                if served is not None and self.edges[name] <= len(uses):
-                    found[name][layout] = served.weigh(self.weights)
+                # meets more often than its layers were called is used outside, if only by a term that is zero now
+                if served is not None and self.edges[name] <= len(flat):
+                    found[name][layout] = Weighed(*served.weigh(self.weights))
         return found
 
-    def weigh_module(self, name: str, parameter: nn.Parameter, outputs: list[Tensor], gradients: list[Tensor]) -> dict:
-        """The weighted sums that a backward through a module gives."""
-        found: dict[Layout, tuple[Tensor, Tensor]] = {}
+    def _note_precision(self, tensor: Tensor | None) -> None:
+        if tensor is not None and tensor.is_floating_point():
+            self.precision = min(self.precision, tensor.dtype, key=lambda dtype: dtype.itemsize)
+
+    def _has_rows(self, module: nn.Module, call: LayerCall) -> bool:
+        """Whether a call read and gave the same number of rows, a multiple of the examples."""
+        gradient = call.gradients[0]
+        if call.inputs is None or gradient is None or not call.inputs.ndim:
+            return False
+        count = len(gradient)
+        if not count or count % self.examples or len(call.inputs) != count:
+            return False
+        return reads_rows(module, call.inputs)
+
+    def weigh_module(
+        self, name: str, parameter: nn.Parameter, outputs: list[Tensor], gradients: list[Tensor]
+    ) -> dict[Layout, Weighed]:
+        """Return the weighted sums that a backward through a module gives."""
+        found: dict[Layout, Weighed] = {}
         if not outputs or any(g.ndim == 0 or len(g) % self.examples for g in gradients):
             return found
-        if _count_edges(outputs, {name: parameter})[name] < self.edges[name]:  # it is used beyond the module too
+        if _count_edges(outputs, {name: parameter})[name] < self.edges[name]:
+            # it is used beyond the module too
             return found
         single = all(len(g) == self.examples for g in gradients)
+        for gradient in gradients:
+            self._note_precision(gradient)
         for layout in LAYOUTS[:1] if single else LAYOUTS:
             scaled = [self._scale_rows(gradient, layout) for gradient in gradients]
             (total,) = torch.autograd.grad(outputs, parameter, scaled, retain_graph=True, allow_unused=True)
             if total is not None:
-                found[layout] = total, total.abs()
+                found[layout] = Weighed(total, total.abs())
         return found
 
     def _scale_rows(self, gradient: Tensor, layout: Layout) -> Tensor:
         rows = torch.empty(len(gradient), dtype=gradient.dtype, device=gradient.device)
-        group_rows(rows, self.examples, layout).copy_(self.weights[:, None])  # in the gradient's precision
+        # in the gradient's precision
+        group_rows(rows, self.examples, layout).copy_(self.weights[:, None])
         return gradient * rows.view(-1, *[1] * (gradient.ndim - 1))
 
 
+def contribute(unit: Unit, calls: Calls, examples: int, layout: Layout) -> dict[str, Contribution]:
+    """Return what the layers of a unit add to the gradients of each parameter, by the last part of its name."""
+    found = [_contribute_layer(module, calls[module], examples, layout) for module in unit if module in calls]
+    if len(unit) == 1:
+        return found[0]
+    return {"weight": tie([contributions["weight"] for contributions in found])}
+
+
+def _contribute_layer(
+    module: nn.Module, calls: list[LayerCall], examples: int, layout: Layout
+) -> dict[str, Contribution]:
+    check_rows(f"a {type(module).__name__}", [call.gradients[0] for call in calls], examples)
+    # under autocast, inputs and gradients may be narrower than the weights
+    dtype = torch.promote_types(next(module.parameters(recurse=False)).dtype, torch.float32)
+    parts = []
+    for call in calls:
+        inputs = call.inputs.to(dtype) if call.inputs.is_floating_point() else call.inputs
+        gradient = call.gradients[0].to(dtype)
+        parts.append((group_rows(inputs, examples, layout), group_rows(gradient, examples, layout)))
+    return rule_for(module)(module, parts)
+
+
+def check_rows(what: str, gradients: list[Tensor], examples: int) -> None:
+    """Raise unless every gradient has a multiple of `examples` rows."""
+    for gradient in gradients:
+        if len(gradient) % examples:
+            raise RuntimeError(
+                f"{what} gave {len(gradient)} rows for {examples} examples, though in the first batch the rows were a "
+                "multiple of the examples; give all batches the same form"
+            )
+
+
 def collect_scores(scores: Scores) -> list[Tensor]:
+    """Return the vectors of scores, all [examples]."""
     vectors = list(scores())
     if not vectors or any(v.ndim != 1 or len(v) != len(vectors[0]) or not len(v) for v in vectors):
         raise ValueError(f"scores must be one number per example, found shapes {[list(v.shape) for v in vectors]}")
@@ -97,13 +170,14 @@ def collect_scores(scores: Scores) -> list[Tensor]:
 
 
 def _count_edges(outputs: list[Tensor], parameters: Mapping[str, nn.Parameter]) -> dict[str, int]:
-    """How many operations of the graph below `outputs` read each parameter."""
+    """Return how many operations of the graph below `outputs` read each parameter."""
     edges: Counter = Counter()
     waiting = list({output.grad_fn for output in outputs})
     seen = set(waiting)
     while waiting:
         for node, _ in getattr(waiting.pop(), "next_functions", ()):
-            leaf = getattr(node, "variable", None)  # the node of a parameter holds it
+            # the node of a parameter holds it
+            leaf = getattr(node, "variable", None)
             if leaf is not None:
                 edges[id(leaf)] += 1
             elif node is not None and node not in seen:

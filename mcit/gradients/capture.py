@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
@@ -10,114 +10,143 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from mcit.gradients.contributions import Contribution, Layout, group_rows, rule_for
+# Layers whose gradients must be there together before their rule applies: one, or several that share a weight.
+Unit = tuple[nn.Module, ...]
 
 
 @dataclass
-class Use:
+class LayerCall:
     """One call of a layer: what went in, what came out, and the gradients once they have arrived."""
 
     inputs: Tensor | None
     version: int
     outputs: list[Tensor | None]
     gradients: list[Tensor | None]
-    rows: set[int]  # first dimensions of the outputs
+    # first dimensions of the outputs
+    rows: set[int]
+
+    @property
+    def has_arrived(self) -> bool:
+        return all(gradient is not None for gradient in self.gradients)
+
+
+Calls = dict[nn.Module, list[LayerCall]]
 
 
 class Capture:
-    """Sees what goes into layers (`ruled`), what comes out of modules (`local`), and the gradients that come back."""
+    """Sees what goes into the layers of `units` and comes out of `local` modules, and the gradients that come back."""
 
-    def __init__(self, ruled: set[nn.Module], local: set[nn.Module]):
-        self.ruled, self.local = ruled, local
-        self.uses: dict[nn.Module, list[Use]] = {}
-        self.finished: set[nn.Module] = set()
-        self.consume: Callable[[nn.Module, list[Use]], None] | None = None
-        self.handles = [module.register_forward_hook(self._see) for module in ruled | local]
+    def __init__(self, units: Iterable[Unit], local: set[nn.Module]):
+        self.units = list(units)
+        self.local = local
+        self.calls: Calls = {}
+        self._units_of: dict[nn.Module, list[Unit]] = {}
+        for unit in self.units:
+            for module in unit:
+                self._units_of.setdefault(module, []).append(unit)
+        self._finished: set[Unit] = set()
+        self._consume: Callable[[Unit, Calls], None] | None = None
+        self._handles = [module.register_forward_hook(self._see) for module in self._units_of.keys() | local]
 
     def __enter__(self) -> Capture:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for handle in self.handles:
+        for handle in self._handles:
             handle.remove()
-        self.uses.clear()
+        self.calls.clear()
 
-    def backward(self, total: Tensor, consume: Callable[[nn.Module, list[Use]], None], retain_graph: bool) -> None:
-        """Run the backward pass; `consume` gets each layer as soon as the gradients of all its uses are there."""
-        for use in (use for uses in self.uses.values() for use in uses):
-            use.gradients = [None] * len(use.gradients)
-        self.consume, self.finished = consume, set()
+    def backward(self, total: Tensor, consume: Callable[[Unit, Calls], None], retain_graph: bool) -> None:
+        """Run the backward pass; `consume` gets each unit as soon as the gradients of all its calls are there."""
+        for calls in self.calls.values():
+            for call in calls:
+                call.gradients = [None] * len(call.gradients)
+        self._consume = consume
+        self._finished = set()
         if total.requires_grad:
             total.backward(retain_graph=retain_graph)
-        for module in self.ruled & self.uses.keys():  # layers some of whose uses did not reach the score
-            self._finish(module)
-        self.consume = None  # later passes over the same graph are not for the rules
+        # units some of whose calls did not reach the score
+        for unit in self.units:
+            self._finish(unit)
+        # later passes over the same graph are not for the rules
+        self._consume = None
 
     def count_views(self, examples: int) -> dict[nn.Module, set[float]]:
-        """How many rows per example each module that was used has put out."""
-        return {module: {rows / examples for use in uses for rows in use.rows} for module, uses in self.uses.items()}
+        """Return how many rows per example each module that was called has put out."""
+        return {
+            module: {rows / examples for call in calls for rows in call.rows} for module, calls in self.calls.items()
+        }
 
     def collect(self, module: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
-        """All outputs of a module that reached the score, and their gradients."""
-        uses = self.uses.get(module, [])
-        pairs = [(o, g) for use in uses for o, g in zip(use.outputs, use.gradients, strict=True) if g is not None]
-        return [output for output, _ in pairs], [gradient for _, gradient in pairs]
+        """Return all outputs of a module that reached the score, and their gradients."""
+        outputs = []
+        gradients = []
+        for call in self.calls.get(module, []):
+            for output, gradient in zip(call.outputs, call.gradients, strict=True):
+                if gradient is not None:
+                    outputs.append(output)
+                    gradients.append(gradient)
+        return outputs, gradients
 
     def _see(self, module: nn.Module, inputs: tuple, output: object) -> object:
-        if not torch.is_grad_enabled():
+        # during the backward pass, a checkpointed layer is run again: that call is the one that was seen before
+        if not torch.is_grad_enabled() or self._consume is not None:
             return None
+        ruled = module in self._units_of
         begun = None
-        if module in self.ruled and isinstance(output, Tensor) and not output.requires_grad:
+        if ruled and isinstance(output, Tensor) and not output.requires_grad:
             # nothing below asks for gradients: begin here. A copy, because a leaf may not be changed in place.
             begun = output = output.detach().requires_grad_().clone()
         outputs = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.requires_grad]
-        source = inputs[0].detach() if module in self.ruled and inputs else None
-        rows = {len(leaf) if leaf.ndim else 0 for leaf in outputs}
-        use = Use(source, 0 if source is None else source._version, list(outputs), [None] * len(outputs), rows)
-        self.uses.setdefault(module, []).append(use)
+        source = inputs[0].detach() if ruled and inputs else None
+        call = LayerCall(
+            inputs=source,
+            version=0 if source is None else source._version,
+            outputs=list(outputs),
+            gradients=[None] * len(outputs),
+            rows={len(leaf) if leaf.ndim else 0 for leaf in outputs},
+        )
+        self.calls.setdefault(module, []).append(call)
         for place, leaf in enumerate(outputs):
-            leaf.register_hook(partial(self._arrive, module, use, place))
+            leaf.register_hook(partial(self._arrive, module, call, place))
         if module not in self.local:
-            use.outputs = [None] * len(outputs)  # a rule needs none: do not keep them alive
+            # a rule needs no outputs: do not keep them alive
+            call.outputs = [None] * len(outputs)
         return begun
 
-    def _arrive(self, module: nn.Module, use: Use, place: int, gradient: Tensor) -> None:
-        if self.consume is None:
+    def _arrive(self, module: nn.Module, call: LayerCall, place: int, gradient: Tensor) -> None:
+        if self._consume is None:
             return
-        use.gradients[place] = gradient
-        if module in self.ruled and all(g is not None for other in self.uses[module] for g in other.gradients):
-            self._finish(module)
+        call.gradients[place] = gradient
+        for unit in self._units_of.get(module, []):
+            calls = [other for member in unit for other in self.calls.get(member, [])]
+            if all(other.has_arrived for other in calls):
+                self._finish(unit)
 
-    def _finish(self, module: nn.Module) -> None:
-        uses = [use for use in self.uses[module] if use.gradients and use.gradients[0] is not None]
-        if not uses or module in self.finished:
+    def _finish(self, unit: Unit) -> None:
+        if unit in self._finished:
             return
-        self.finished.add(module)
-        for use in uses:
-            if use.inputs is not None and use.inputs._version != use.version:
-                raise RuntimeError(
-                    f"the input of a {type(module).__name__} was changed in place after the layer had read it, and "
-                    "per-example gradients need it as it was: make that operation out of place"
-                )
-        self.consume(module, uses)
-        if module not in self.local:
-            for use in uses:
-                use.gradients = [None] * len(use.gradients)
+        reached: Calls = {}
+        for module in unit:
+            for call in self.calls.get(module, []):
+                if call.gradients and call.gradients[0] is not None:
+                    _check_unchanged(module, call)
+                    reached.setdefault(module, []).append(call)
+        if not reached:
+            return
+        self._finished.add(unit)
+        assert self._consume is not None
+        self._consume(unit, reached)
+        for module in reached:
+            served = all(other in self._finished for other in self._units_of[module])
+            if served and module not in self.local:
+                for call in reached[module]:
+                    call.gradients = [None] * len(call.gradients)
 
 
-def contribute(module: nn.Module, uses: list[Use], examples: int, layout: Layout) -> dict[str, Contribution]:
-    check_rows(f"a {type(module).__name__}", [use.gradients[0] for use in uses], examples)
-    # under autocast, inputs and gradients may be narrower than the weights
-    dtype = torch.promote_types(next(module.parameters(recurse=False)).dtype, torch.float32)
-    sides = [(use.inputs.to(dtype) if use.inputs.is_floating_point() else use.inputs, use.gradients[0]) for use in uses]
-    parts = [(group_rows(x, examples, layout), group_rows(g.to(dtype), examples, layout)) for x, g in sides]
-    return rule_for(module)(module, parts)
-
-
-def check_rows(what: str, gradients: list[Tensor], examples: int) -> None:
-    for gradient in gradients:
-        if len(gradient) % examples:
-            raise RuntimeError(
-                f"{what} gave {len(gradient)} rows for {examples} examples, though in the first batch the rows were a "
-                "multiple of the examples; give all batches the same form"
-            )
+def _check_unchanged(module: nn.Module, call: LayerCall) -> None:
+    if call.inputs is not None and call.inputs._version != call.version:
+        raise RuntimeError(
+            f"the input of a {type(module).__name__} was changed in place after the layer had read it, and "
+            "per-example gradients need it as it was: make that operation out of place"
+        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, Protocol
 
 import torch
@@ -88,6 +88,13 @@ class Outer:
             else:
                 total.addcmul_(buffer, buffer)
 
+    def add_example(self, total: Tensor, example: int) -> None:
+        """Add the gradient of one example to `total`."""
+        for inputs, gradient in self.parts:
+            left, right = self._factor(inputs[example : example + 1], gradient[example : example + 1])
+            product = torch.matmul(left, right.transpose(-1, -2))
+            total += product.reshape(self.shape)
+
     def _chunks(self) -> Iterator[tuple[int, Tensor, Tensor]]:
         examples = len(self.parts[0][0])
         positions = sum(gradient[0].numel() for _, gradient in self.parts)
@@ -111,10 +118,13 @@ class Rows:
     """Gradients that touch a few rows of a table, as in Embedding; a row met twice by one example is added up first."""
 
     def __init__(self, parts: list[tuple[Tensor, Tensor]], rows: int):  # ids [examples, k, ...], gradients [..., width]
-        examples, self.rows = len(parts[0][0]), rows
+        examples = len(parts[0][0])
+        self.examples = examples
+        self.rows = rows
         ids = torch.cat([part.flatten(1) for part, _ in parts], dim=1)  # [examples, positions]
         gradient = torch.cat([part.flatten(1, -2) for _, part in parts], dim=1)
         example = torch.arange(examples, device=ids.device)[:, None]
+        # sorted, so that the rows of an example lie together
         keys, place = (example * rows + ids).flatten().unique(return_inverse=True)
         summed = gradient.new_zeros(len(keys), gradient.shape[-1])
         self.gradient = summed.index_add_(0, place, gradient.flatten(0, 1))  # [pairs of example and row, width]
@@ -125,8 +135,41 @@ class Rows:
         total = scaled.new_zeros(self.rows, scaled.shape[-1])
         return total.index_add(0, self.row, scaled), total.index_add(0, self.row, scaled.abs())
 
+    def add_example(self, total: Tensor, example: int) -> None:
+        """Add the gradient of one example to `total`."""
+        chosen = self.example == example
+        total.index_add_(0, self.row[chosen], self.gradient[chosen])
+
     def add_to(self, total: Tensor, absolute: bool) -> None:
         total.index_add_(0, self.row, self.gradient.abs() if absolute else self.gradient.square())
+
+
+class Tied:
+    """Gradients of a word table that is also the output layer: rows of the one, outer products of the other."""
+
+    def __init__(self, rows: list[Rows], products: list[Outer]):
+        self.rows = rows
+        self.products = products
+
+    def weigh(self, weights: Tensor) -> tuple[Tensor, Tensor]:
+        parts = [part.weigh(weights) for part in (*self.rows, *self.products)]
+        return sum(total for total, _ in parts), sum(mass for _, mass in parts)
+
+    def add_to(self, total: Tensor, absolute: bool) -> None:
+        # the square of a sum: the parts of one example meet in a buffer before they are squared
+        buffer = torch.empty_like(total)
+        examples = {len(product.parts[0][0]) for product in self.products} | {rows.examples for rows in self.rows}
+        (count,) = examples
+        for example in range(count):
+            buffer.zero_()
+            for product in self.products:
+                product.add_example(buffer, example)
+            for rows in self.rows:
+                rows.add_example(buffer, example)
+            if absolute:
+                total += buffer.abs_()
+            else:
+                total.addcmul_(buffer, buffer)
 
 
 def reads_rows(module: nn.Module, inputs: Tensor) -> bool:
@@ -139,12 +182,29 @@ def reads_rows(module: nn.Module, inputs: Tensor) -> bool:
 
 
 def rule_for(module: nn.Module) -> Callable[..., dict[str, Contribution]] | None:
-    """The exact rule for a layer, or None: then the generic path takes over."""
+    """Return the exact rule for a layer, or None: then the generic path takes over."""
     for kind, (applies, rule) in _RULES.items():
         # a subclass with a forward of its own computes something else
         if isinstance(module, kind) and type(module).forward is kind.forward and applies(module):
             return rule
+    # every model family has classes of its own for these; whether one is what it seems, the audit decides
+    if _seems_rms_norm(module):
+        return contribute_rms_norm
+    if _seems_transposed_linear(module):
+        return contribute_transposed_linear
     return None
+
+
+def can_tie(modules: Sequence[nn.Module]) -> bool:
+    """Whether these layers may share a weight and still have a rule: word tables and linear layers."""
+    return all(rule_for(module) in (contribute_linear, contribute_embedding) for module in modules)
+
+
+def tie(contributions: Sequence[Contribution]) -> Tied:
+    """Return the contribution of a weight that several layers share."""
+    rows = [part for part in contributions if isinstance(part, Rows)]
+    products = [part for part in contributions if isinstance(part, Outer)]
+    return Tied(rows, products)
 
 
 def contribute_linear(module: nn.Linear, parts: list[tuple[Tensor, Tensor]]) -> dict[str, Contribution]:
@@ -183,6 +243,22 @@ def contribute_layer_norm(module: nn.LayerNorm, parts: list[tuple[Tensor, Tensor
     return _contribute_affine(module, [(normalise(x) * g, g) for x, g in parts], lambda x: _sum_positions(x, last))
 
 
+def contribute_rms_norm(module: nn.Module, parts: list[tuple[Tensor, Tensor]]) -> dict[str, Contribution]:
+    def normalise(x: Tensor) -> Tensor:
+        return x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + _read_eps(module))
+
+    return _contribute_affine(module, [(normalise(x) * g, g) for x, g in parts], _sum_positions)
+
+
+def contribute_transposed_linear(module: nn.Module, parts: list[tuple[Tensor, Tensor]]) -> dict[str, Contribution]:
+    """GPT-2's Conv1D: a linear layer whose weight is [in, out]."""
+    turned = [(gradient, inputs) for inputs, gradient in parts]
+    result: dict[str, Contribution] = {"weight": Outer(_linear_factors, turned, module.weight.shape)}
+    if module.bias is not None:
+        result["bias"] = Direct([g for _, g in parts], _sum_positions)
+    return result
+
+
 def contribute_group_norm(module: nn.GroupNorm, parts: list[tuple[Tensor, Tensor]]) -> dict[str, Contribution]:
     def normalise(x: Tensor) -> Tensor:
         return F.group_norm(x.flatten(0, 1), module.num_groups, eps=module.eps).view_as(x)
@@ -192,8 +268,10 @@ def contribute_group_norm(module: nn.GroupNorm, parts: list[tuple[Tensor, Tensor
 
 def contribute_batch_norm(module: nn.Module, parts: list[tuple[Tensor, Tensor]]) -> dict[str, Contribution]:
     def normalise(x: Tensor) -> Tensor:
-        flat = F.batch_norm(x.flatten(0, 1), module.running_mean, module.running_var, eps=module.eps)
-        return flat.view_as(x)
+        # statistics of a 16-bit model are read in the precision of the rule
+        mean = module.running_mean.to(x.dtype)
+        variance = module.running_var.to(x.dtype)
+        return F.batch_norm(x.flatten(0, 1), mean, variance, eps=module.eps).view_as(x)
 
     return _contribute_affine(module, [(normalise(x) * g, g) for x, g in parts], _sum_space)
 
@@ -235,6 +313,32 @@ def _unfold(module: nn.Conv2d, inputs: Tensor) -> Tensor:
     else:
         padding = module.padding
     return F.unfold(inputs, module.kernel_size, module.dilation, padding, module.stride)
+
+
+def _seems_rms_norm(module: nn.Module) -> bool:
+    """Whether a module has one vector `weight`, a small number to add to the mean square, and nothing else."""
+    parameters = dict(module.named_parameters(recurse=False))
+    if list(parameters) != ["weight"] or parameters["weight"].ndim != 1 or list(module.children()):
+        return False
+    if isinstance(module, nn.Linear | nn.LayerNorm | nn.GroupNorm | nn.modules.batchnorm._NormBase):
+        return False
+    return _find_eps(module) is not None
+
+
+def _find_eps(module: nn.Module) -> str | None:
+    return next((name for name in ("variance_epsilon", "eps", "epsilon") if hasattr(module, name)), None)
+
+
+def _read_eps(module: nn.Module) -> float:
+    name = _find_eps(module)
+    value = getattr(module, name) if name is not None else None
+    if value is None:
+        return torch.finfo(module.weight.dtype).eps
+    return float(value)
+
+
+def _seems_transposed_linear(module: nn.Module) -> bool:
+    return type(module).__name__ == "Conv1D" and hasattr(module, "nf") and module.weight.ndim == 2
 
 
 def _plain_embedding(module: nn.Embedding) -> bool:

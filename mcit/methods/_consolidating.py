@@ -11,7 +11,7 @@ import torch
 
 from mcit.config import ConfigError
 from mcit.consolidation import ConsolidationManager, Merge
-from mcit.estimator import Estimator
+from mcit.estimator import Estimator, OneClassError
 from mcit.importance import Importance, measure_importance
 from mcit.method import Method, Stage, Step
 
@@ -20,12 +20,14 @@ from mcit.method import Method, Stage, Step
 class Consolidating(Method):
     """Measure importance after each task, and hold the weights that later tasks share.
 
+    strength: the factor of the pull. It has no default, since no value suits two estimators or two recipes: a
+    configuration gives it, or the user does.
     penalty: `gradient` adds the pull to the gradient; `proximal` takes an implicit step after the optimizer's, which
     is stable for any strength.
     """
 
     looks_ahead = False  # but to see whether anything follows, and whether it widens this head: `key` says so
-    strength: float = 1.0
+    strength: float
     estimator: Estimator = Estimator()
     merge: Merge = "sum"
     decay: float = 1.0
@@ -43,18 +45,22 @@ class Consolidating(Method):
             problems.append(f"method.decay must lie between 0 and 1, found {self.decay:g}")
         if self.merge != "online" and self.decay not in (1.0, type(self).decay):
             problems.append(f"method.decay belongs to merge 'online', found merge {self.merge!r}: leave it out")
+        if self.estimator.update_buffers:
+            problems.append(
+                "method.estimator.update_buffers is true, which would refresh BatchNorm's statistics for this method "
+                "and not for others: set training.refresh_batchnorm=true, which does so for every method, and leave it "
+                "out"
+            )
         if problems:
             raise ConfigError(problems)
 
     def begin_task(self, stage: Stage) -> None:
         if self.manager is None:
-            self.manager = ConsolidationManager(
-                stage.learner.named_parameters(), self.strength, merge=self.merge, decay=self.decay
-            )
+            self.manager = ConsolidationManager(stage.learner, self.strength, merge=self.merge, decay=self.decay)
             if self.state is not None:
                 self.manager.load_state_dict(self.state)
         else:
-            self.manager.track(stage.learner.named_parameters())
+            self.manager.track(stage.learner)
         recipe = stage.task.recipe
         if self.penalty == "gradient" and recipe.optimizer == "sgd":
             self.warning = self.manager.diagnose(recipe.learning_rate, recipe.momentum).warning()
@@ -72,12 +78,15 @@ class Consolidating(Method):
             self.manager.proximal_(step.learning_rate)
 
     def end_task(self, stage: Stage) -> None:
-        if not stage.later and not self.estimator.update_buffers:
+        if not stage.later:
             return  # nothing comes after that could be held
         old_share = None
         if self.merge == "share":
             old_share = getattr(stage.task, "known", stage.index) / getattr(stage.task, "total", stage.index + 1)
-        self.measured = self.measure(stage)
+        try:
+            self.measured = self.measure(stage)
+        except OneClassError:
+            self.measured = constant_importance(stage, 0.0, "one class so far: every score is constant")
         self.manager.consolidate(self.measured, old_share)
 
     def measure(self, stage: Stage) -> Importance:
@@ -141,7 +150,7 @@ def is_shared(name: str, stage: Stage) -> bool:
 
 
 @torch.no_grad()
-def constant_importance(stage: Stage, note: str) -> Importance:
-    """Importance 1 for every weight that is shared."""
+def constant_importance(stage: Stage, value: float, note: str) -> Importance:
+    """Return the same importance for every weight that is shared."""
     names = {n: p for n, p in stage.learner.named_parameters() if p.requires_grad and is_shared(n, stage)}
-    return Importance({name: torch.ones_like(p) for name, p in names.items()}, note=note)
+    return Importance({name: torch.full_like(p, value) for name, p in names.items()}, note=note)

@@ -18,3 +18,6 @@ class Finetune(Method):
 
     def fit_key(self, stage: Stage) -> Mapping[str, Any] | None:
         return None if stage.index else {}
+
+    def describe(self) -> str:
+        return "no protection"

@@ -22,7 +22,7 @@ class L2Anchor(Consolidating):
         refuse_estimator(self)
 
     def measure(self, stage: Stage) -> Importance:
-        return constant_importance(stage, "importance 1 for every weight (control)")
+        return constant_importance(stage, 1.0, "importance 1 for every weight (control)")
 
     def describe(self) -> str:
         held = f"strength {self.strength:g}, {self.describe_other_merge()}{self.penalty} penalty"

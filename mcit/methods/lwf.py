@@ -26,7 +26,8 @@ class Lwf(Method):
 
     name = "lwf"
     looks_ahead = False
-    strength: float = 3.0
+    # no default: a configuration gives it, or the user does
+    strength: float
     temperature: float = 2.0
     old: nn.Module | None = field(default=None, init=False, repr=False)
     index: int = field(default=0, init=False, repr=False)  # of the task that `old` is for

@@ -14,7 +14,7 @@ from transformers import ViltConfig, ViltModel
 from transformers.utils import logging
 
 from mcit.config import ConfigError, LoraConfig, suggest
-from mcit.models.vilt_inputs import FILES, ViltInputs, first_line, read_config
+from mcit.models.vilt_inputs import FILES, ViltInputs, first_line, is_local, read_config
 from mcit.task import Batch, DataError
 
 __all__ = ["ViltEncoder", "ViltInputs", "load_vilt"]
@@ -193,6 +193,7 @@ def _read_weights(name: str, config: ViltConfig) -> ViltModel:
                 name,
                 config=config,
                 use_safetensors=True,
+                local_files_only=is_local(name),
                 dtype=torch.float32,
                 attn_implementation="eager",
                 ignore_mismatched_sizes=True,  # they are reported below, with their shapes

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import socket
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import numpy as np
 import torch
+from huggingface_hub.constants import ENDPOINT
 from PIL import Image
 from torch import Tensor
 from transformers import AutoTokenizer, ViltConfig
@@ -20,7 +25,7 @@ from mcit.task import DataError
 
 FILES = (
     "give a hub name or a folder with config.json, model.safetensors, preprocessor_config.json and "
-    "tokenizer.json or vocab.txt"
+    "tokenizer.json or vocab.txt, or take the small ViLT that ships with mcit: --set model.name=embedded"
 )
 _MOST_UNUSED = 128  # words of a model's vocabulary that stand for nothing: some round it up for speed
 
@@ -40,8 +45,8 @@ class ViltInputs:
         # Workers are processes already; the tokenizer's own threads would only make every fork print a warning.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         try:
-            tokenizer = AutoTokenizer.from_pretrained(name)
-            images = ViltImageProcessorPil.from_pretrained(name)
+            tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=is_local(name))
+            images = ViltImageProcessorPil.from_pretrained(name, local_files_only=is_local(name))
         except (OSError, ValueError) as error:
             raise DataError(f"{name}: no tokenizer and image settings ({first_line(error)}); {FILES}") from error
         problems = [*_misfits(tokenizer, config), *_image_misfits(images, config)]
@@ -130,10 +135,31 @@ class ViltInputs:
         return scale.float(), shift.float()
 
 
+def is_local(name: str) -> bool:
+    """Whether a checkpoint can only be on this machine: it is a folder, or there is no way to the hub."""
+    return os.path.isdir(name) or _hub_has_no_address()
+
+
+@functools.cache
+def _hub_has_no_address() -> bool:
+    """Whether the hub cannot be reached for want of an address; its library would try again for half a minute.
+
+    With a proxy it is the proxy that knows addresses, so that nothing is known here.
+    """
+    if getproxies():
+        return False
+    try:
+        socket.getaddrinfo(urlsplit(ENDPOINT).hostname, None)
+    except socket.gaierror:
+        return True
+    return False
+
+
 def read_resizing(name: str) -> Resizing | None:
     """How a checkpoint resizes images, from its preprocessor_config.json."""
     try:
-        return ViltInputs(None, ViltImageProcessorPil.from_pretrained(name), 0).resizing
+        images = ViltImageProcessorPil.from_pretrained(name, local_files_only=is_local(name))
+        return ViltInputs(None, images, 0).resizing
     except (OSError, ValueError) as error:
         raise DataError(f"{name}: no image settings ({first_line(error)}); {FILES}") from error
 
@@ -151,7 +177,7 @@ def _read_pixels(image: Image.Image | PreparedPicture, resizing: Resizing | None
 def read_config(name: str) -> ViltConfig:
     """The checkpoint's config.json; a DataError where there is none or it is no ViLT's."""
     try:
-        found, _ = ViltConfig.get_config_dict(name)
+        found, _ = ViltConfig.get_config_dict(name, local_files_only=is_local(name))
     except (OSError, ValueError) as error:
         raise DataError(f"{name}: no ViLT checkpoint ({first_line(error)}); {FILES}") from error
     if found.get("model_type") != "vilt":

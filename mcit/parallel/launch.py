@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
+import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from accelerate import PartialState
@@ -18,6 +22,27 @@ SHARDING = {
     "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",
 }
 MPI_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
+ACCELERATE = (
+    ("accelerate", "launch"),
+    ("accelerate-launch",),
+    ("python", "-m", "accelerate.commands.accelerate_cli", "launch"),
+    ("python", "-m", "accelerate.commands.launch"),
+)
+SEVERAL = ("WORLD_SIZE", "LOCAL_RANK", *MPI_SIZES)  # what a launcher of several processes sets in each of them
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """The process that started this one, and what was typed to start it, up to the script's name with it."""
+
+    pid: int
+    words: tuple[str, ...]
+
+    @property
+    def starts_one(self) -> bool:
+        """Whether it is `accelerate launch` with this process alone."""
+        known = any(self.words[: len(form)] == form for form in ACCELERATE)
+        return known and not any(name in os.environ for name in SEVERAL)
 
 
 def join_processes() -> PartialState:
@@ -53,18 +78,79 @@ def find_problems(environment: Mapping[str, str]) -> list[str]:
     ]
 
 
+def find_precision_problems(asked: str | None) -> list[str]:
+    """Return why this device cannot train in the precision that a configuration, or else the launcher, asks for."""
+    precision = asked or os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+    device = PartialState().device.type
+    if precision == "fp16" and device == "cpu":
+        return [
+            "training.mixed_precision is 'fp16', which accelerate does not do on a CPU: the run would be in single "
+            "precision and say otherwise; use 'bf16' or 'no'"
+        ]
+    return []
+
+
 def find_missing(environment: Mapping[str, str]) -> str | None:
     """A warning where `accelerate launch` was asked for several processes and has started one, as it does on CPUs.
 
     It then tells the process where to meet the others, but not how many there are.
     """
     launched = "ACCELERATE_DYNAMO_BACKEND" in environment and "MASTER_ADDR" in environment
-    if not launched or any(name in environment for name in ("WORLD_SIZE", "LOCAL_RANK", *MPI_SIZES)):
+    if not launched or any(name in environment for name in SEVERAL):
         return None
     return (
         "accelerate launch seems to have been asked for several processes and has started one; the scores will be the "
         f"same, only later. To start several on CPUs: accelerate launch --config_file {CPU_FILE} --num_processes N ..."
     )
+
+
+def find_launcher() -> Launcher | None:
+    """Return what launched this script, as `accelerate launch` or `torchrun` do; None if it was started by itself.
+
+    A launcher's command line ends with that of the script. It can be read where there is a folder /proc.
+    """
+    parent = os.getppid()
+    try:
+        found = Path(f"/proc/{parent}/cmdline").read_bytes().decode(errors="replace")
+    except OSError:
+        return None
+    words = found.rstrip("\0").split("\0")
+    script, *options = sys.argv
+    front = words[: len(words) - len(options)]
+    if words[len(front) :] != options or len(front) < 2 or Path(front[-1]).name != Path(script).name:
+        return None
+    return Launcher(parent, tuple(_shorten_program(front)))
+
+
+def describe_command() -> list[str]:
+    """Return the words that start this program again as it was started, launcher included."""
+    script, *options = sys.argv
+    if Path(script).name in ("", "mcit", "__main__.py"):
+        return ["mcit", *options]
+    launcher = find_launcher()
+    return [*(launcher.words if launcher is not None else ("python", script)), *options]
+
+
+def end_launcher() -> bool:
+    """End the `accelerate launch` that started this process alone, without a word from it; return whether there is one.
+
+    It passes no exit code on: it answers any code but 0 with a traceback and 1, and Ctrl-C with a traceback, a quarter
+    of a second after it, whether or not its child is done. The child says all there is to say.
+    """
+    launcher = find_launcher()
+    if launcher is None or not launcher.starts_one:
+        return False
+    os.kill(launcher.pid, signal.SIGTERM)
+    return True
+
+
+def _shorten_program(words: list[str]) -> list[str]:
+    """Return a command as one types it: without Python and the folder in front of an installed program."""
+    if not Path(words[0]).name.startswith("python"):
+        return [Path(words[0]).name, *words[1:]]
+    if words[1].startswith("-") or len(words) == 2:
+        return ["python", *words[1:]]
+    return [Path(words[1]).name, *words[2:]]
 
 
 def _is_set(environment: Mapping[str, str], name: str) -> bool:

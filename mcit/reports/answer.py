@@ -11,6 +11,7 @@ from mcit.reports.runs import BOUNDS, Group, Run, split_settings
 
 UNPROTECTED = "finetune"
 MOST = 3  # that are all named where they cannot be told apart
+LEAST_LOST = 0.05  # percent: less prints as nothing
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class Standing:
     seconds: float | None
     importance_seconds: float | None
     held: float | None  # bytes
+    class_incremental: bool = False  # what can be lost is the whole score, and not what is above chance
 
     @property
     def score(self) -> str:
@@ -65,6 +67,7 @@ def make_standing(group: Group) -> Standing:
         _average([_total_seconds(run) for run in group.runs]),
         _average([run.cost.get("end_task_seconds") for run in group.runs]),
         _average([run.cost.get("bytes_held") for run in group.runs]),
+        class_incremental=group.runs[0].matrix.class_incremental,
     )
 
 
@@ -206,21 +209,30 @@ def _forgot(one: Standing) -> str:
         if one.points is None:
             return ""
         return f", having lost {one.points:.1f} points on earlier tasks since they were at their best"
-    if one.lost < 0.05:
+    if one.lost < LEAST_LOST:
         return ", and it forgot nothing"
-    return f", having forgotten {_share(one.lost)} of what it had learned above chance"
+    if one.lost >= 100 + LEAST_LOST:
+        lost = f"{one.lost:.1f} % of what it had learned above chance is lost"
+        return f", having fallen below chance on earlier tasks ({lost})"
+    learned = "learned" if one.class_incremental else "learned above chance"
+    return f", having forgotten {_share(one.lost)} of what it had {learned}"
 
 
 def _list_lost(one: Standing) -> list[tuple[str, str]]:
     """The same as a verb and its object; nothing where there is nothing to forget."""
     if one.lost is None:
         return [] if one.points is None else [("lost", f"{one.points:.1f} points")]
-    return [("forgot", "nothing" if one.lost < 0.05 else _share(one.lost))]
+    if one.lost < LEAST_LOST:
+        return [("forgot", "nothing")]
+    # more than all that was above chance can be lost: the score is then below it
+    if one.lost >= 100 + LEAST_LOST:
+        return [("fell", f"below chance ({one.lost:.1f} % lost)")]
+    return [("forgot", _share(one.lost))]
 
 
 def _share(lost: float) -> str:
-    """More than all can be lost: what was above chance is then below it."""
-    return f"{lost:.1f} %" if lost < 100 else f"all ({lost:.1f} %)"
+    """Return how much was lost, in words where it is all."""
+    return f"{lost:.1f} %" if lost < 100 - LEAST_LOST else "all"
 
 
 def _took(one: Standing) -> str:

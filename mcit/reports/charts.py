@@ -59,9 +59,11 @@ def draw_curves(curves: Sequence[Curve], tasks: Sequence[str], what: str) -> str
 def draw_matrix(run: Run) -> str:
     """The scores of a run as a table whose cells are coloured by score and by what is left of it; a script adds tips.
 
-    `--score` is the score as a share of 100; `--kept` the share of what was learned above chance that is left.
+    `--score` is the score as a share of 100; `--kept` the share of what was learned that is left, above chance where
+    that is the floor.
     """
     stated = run.scores["chance"] is not None  # another toolkit may not tell the chance levels
+    floor = "zero" if run.matrix.class_incremental else "chance"
     head = "".join(
         f'<th scope="col"{" class=long" if len(task) > 10 else ""}>{break_name(task)}</th>' for task in run.tasks
     )
@@ -69,14 +71,15 @@ def draw_matrix(run: Run) -> str:
     chance = "".join(f"<td>{value:.1f}</td>" for value in run.matrix.chance)
     foot = f'<tfoot><tr><th scope="row">chance</th>{chance}<td class="total"></td></tr></tfoot>' if stated else ""
     return (
-        f'<table class="matrix"><thead><tr><th scope="col">after</th>{head}'
+        f'<table class="matrix" data-floor="{floor}"><thead><tr><th scope="col">after</th>{head}'
         f'<th scope="col" class="total">A_t</th></tr></thead><tbody>{rows}</tbody>{foot}</table>'
     )
 
 
 def _draw_row(run: Run, number: int, stated: bool) -> str:
     row = run.matrix.rows[number]
-    learned = stated and row[-1] > run.matrix.chance[number]
+    known = stated or run.matrix.class_incremental
+    learned = known and row[-1] > metrics.find_floor(run.matrix)[number]
     lost = [*run.metrics["forgetting_transfer"][number], 0.0 if learned else None]
     cells = "".join(_draw_cell(value, share) for value, share in zip(row, lost, strict=True))
     blanks = "<td></td>" * (len(run.tasks) - len(row))

@@ -71,6 +71,9 @@ def view_classifier(
 ) -> ClassView:
     """`classifier_importance`, with the number of samples and how sure the network was of them."""
     linear = find_linear(model, weight_name)
+    classes = linear.out_features
+    if not 0 <= class_index < classes:
+        raise ValueError(f"there is no class {class_index}: the classifier has {classes}, from 0 to {classes - 1}")
     estimators = {score: Estimator(score=score) for score in scores}
     sums = {score: torch.zeros(linear.weight.shape, dtype=torch.float64) for score in scores}
     seen, confidence, labels, multi_label = 0, 0.0, set(), False

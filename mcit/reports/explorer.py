@@ -17,6 +17,7 @@ from torch import Tensor
 from mcit.checkpoint import list_checkpoints, read_checkpoint
 from mcit.consolidation import FORMAT as HELD
 from mcit.diagnosis import NEAR_ZERO
+from mcit.errors import DataError
 from mcit.importance import FORMAT as MEASURED
 from mcit.importance import Importance
 from mcit.named_tensors import read_tensors
@@ -24,7 +25,6 @@ from mcit.reports.classifier import ClassView, classifier_importance, view_class
 from mcit.reports.places import Place, locate
 from mcit.runner.run_folder import CHECKPOINTS, IMPORTANCE
 from mcit.runner.snapshot import read_method
-from mcit.task import DataError
 
 __all__ = [
     "ClassView",

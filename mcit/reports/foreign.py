@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mcit.task import DataError
+from mcit.errors import DataError
 
 NAMES = ("", "after", "checkpoint")  # heads of a first column that names the checkpoints
 AVERAGES = ("a_t", "seen")  # heads of a last column with the average over all that was seen
@@ -43,9 +43,10 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         data = json.loads(read_text(path))
     except json.JSONDecodeError as error:
-        raise DataError(f"{path} is no whole JSON file: {error}") from None
+        raise DataError(f"{path} is not valid JSON ({error}); it was cut off or edited, make it again") from None
     if not isinstance(data, dict):
-        raise DataError(f"{path} must hold one JSON object, found a {type(data).__name__}")
+        found = type(data).__name__
+        raise DataError(f"{path} must hold one JSON object, found a {found}; give a file of `mcit run`, or a matrix")
     return data
 
 
@@ -55,6 +56,8 @@ def read_text(path: Path) -> str:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is no text in UTF-8: {error}") from None
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from None
 
 
 def _read_csv(path: Path) -> dict[str, Any]:
@@ -73,7 +76,7 @@ def _read_csv(path: Path) -> dict[str, Any]:
     data: dict[str, Any] = {"tasks": header[begin:end], "matrix": []}
     for number, row in lines[1:]:
         if len(row) > len(header):
-            raise DataError(f"{path}, line {number} has {len(row)} cells, but the header has {len(header)}")
+            raise DataError(f"{path}, line {number} has {len(row)} cells, but the header has {len(header)}: {HINT}")
         cells = [_read_cell(cell, path, number) for cell in row[begin:end]]
         if begin and row[0].lower() == "chance":
             data["chance"] = cells
@@ -88,7 +91,7 @@ def _read_cell(cell: str, path: Path, line: int) -> float | None:
     if not cell:
         return None
     if not _is_number(cell):
-        raise DataError(f"{path}, line {line}: {cell!r} is no percentage")
+        raise DataError(f"{path}, line {line}: {cell!r} is no percentage: {HINT}")
     return float(cell)
 
 
@@ -101,7 +104,8 @@ def _cut_row(row: Any, number: int, tasks: Sequence[str], path: Path) -> list[An
     kept = row[: number + 1]
     for task, value in zip(tasks, [*kept, *[None] * (number + 1 - len(kept))], strict=False):
         if value is None:
-            raise DataError(f"{path}: the score on {task!r} after {tasks[number]!r} is missing")
+            missing = f"the score on {task!r} after {tasks[number]!r} is missing"
+            raise DataError(f"{path}: {missing}; a row needs the scores of all tasks up to its own")
     return kept
 
 

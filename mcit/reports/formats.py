@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
+import html
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table as Grid
@@ -16,6 +18,8 @@ CHANCE = "chance"  # the first cell of a row that is no result
 UNDEFINED = "–"
 # A figure, perhaps with its spread over seeds, perhaps with its forgetting transfer in brackets.
 CELL = re.compile(rf"([+-]?\d+(?:\.\d+)?)(?: ± (\d+(?:\.\d+)?))?(?: \(({UNDEFINED}|[+-]?\d+(?:\.\d+)?)\))?")
+NUMBER = re.compile(r"[+-]?\d+(\.\d+)?(e[+-]?\d+)?")
+FORMULAS = ("=", "+", "-", "@", "\t", "\r")  # how a cell begins that a spreadsheet would compute
 WIDE = 8  # columns from which a table needs both columns of a two-column page
 
 
@@ -45,7 +49,8 @@ def format_markdown_table(table: Table) -> str:
         for r, row in enumerate(table.rows)
     ]
     lines = format_markdown([_guard(cell) for cell in table.header], rows)
-    return "\n".join([*lines, *([""] if table.notes else []), *(f"- {note}" for note in table.notes), ""])
+    notes = [f"- {escape_markdown(note)}" for note in table.notes]
+    return "\n".join([*lines, *([""] if notes else []), *notes, ""])
 
 
 def format_latex(table: Table) -> str:
@@ -73,7 +78,8 @@ def format_csv(table: Table) -> str:
     for number, name in enumerate(table.header):
         columns += _split_column(name, [row[number] for row in table.rows], split=number > 0)
     stream = io.StringIO()
-    csv.writer(stream, lineterminator="\n").writerows(zip(*columns, strict=True))
+    rows = ([_disarm(cell) for cell in row] for row in zip(*columns, strict=True))
+    csv.writer(stream, lineterminator="\n").writerows(rows)
     return stream.getvalue()
 
 
@@ -97,11 +103,85 @@ def print_tables(tables: Sequence[Table], console: Console | None = None) -> Non
 
 
 def print_whole(table: Grid, console: Console) -> None:
-    """Print a table as wide as it needs to be: rich would cut the figures to fit a narrow terminal, or a file."""
+    """Print a table with nothing cut off, which rich would do to make it fit.
+
+    On a terminal that is too narrow it is set closer, or its columns are folded into blocks below each other; a file
+    takes any width.
+    """
+    needed = _measure(table, console)
+    if console.is_terminal and needed > console.width:
+        close = _take_columns(table, range(len(table.columns)), table.title, padding=0)
+        fits = _measure(close, console) <= console.width
+        for block in [close] if fits else _fold(table, console):
+            console.print(block)
+        return
     width = console.width
-    console.width = max(width, console.measure(table, options=console.options.update(max_width=10_000)).maximum)
+    console.width = max(width, needed)
     console.print(table)
     console.width = width
+
+
+def _measure(table: Grid, console: Console) -> int:
+    """Return the columns of a terminal that a table needs to be shown as it is."""
+    return console.measure(table, options=console.options.update(max_width=10_000)).maximum
+
+
+def _fold(table: Grid, console: Console) -> Iterator[Grid]:
+    """Return parts of a table that fit the terminal: each repeats the first column, the first has the title."""
+    label = console.width // 3
+    blocks = [[0]]
+    for number in range(1, len(table.columns)):
+        wider = _take_columns(table, [*blocks[-1], number], label=label)
+        if len(blocks[-1]) > 1 and _measure(wider, console) > console.width:
+            blocks.append([0])
+        blocks[-1].append(number)
+    for block in blocks:
+        title = table.title if block is blocks[0] else None
+        part = _take_columns(table, block, title, label=label)
+        if _measure(part, console) > console.width:
+            # one column alone is too wide: its cells go over several lines
+            part = _take_columns(table, block, title, label=label, wrap=True)
+        yield part
+
+
+def _take_columns(
+    table: Grid,
+    numbers: Sequence[int],
+    title: Any = None,
+    *,
+    padding: int = 1,
+    label: int | None = None,
+    wrap: bool = False,
+) -> Grid:
+    """Return a table of some columns, the first of which goes over several lines if it is wider than `label`."""
+    part = Grid(title=title, title_justify=table.title_justify, padding=(0, padding))
+    columns = [table.columns[number] for number in numbers]
+    for place, column in enumerate(columns):
+        first = place == 0 and label is not None
+        part.add_column(
+            column.header,
+            justify=column.justify,
+            no_wrap=not (first or wrap),
+            overflow="fold",
+            max_width=label if first else None,
+        )
+    cells = [list(column.cells) for column in columns]
+    for number, row in enumerate(table.rows):
+        part.add_row(*(column[number] for column in cells), style=row.style)
+    return part
+
+
+def escape_markdown(text: str) -> str:
+    """Return text in which Markdown finds neither HTML nor a link: a task may be called anything."""
+    return html.escape(text, quote=False).replace("](", "]\\(")
+
+
+def make_code_span(text: str) -> str:
+    """Return text as a span of code in Markdown, whatever backticks it has."""
+    longest = max((len(run) for run in re.findall("`+", text)), default=0)
+    fence = "`" * (longest + 1)
+    space = " " if longest else ""
+    return f"{fence}{space}{' '.join(text.splitlines())}{space}{fence}"
 
 
 def escape_latex(text: str) -> str:
@@ -161,6 +241,14 @@ def _split_column(name: str, cells: Sequence[str], split: bool) -> list[list[str
     return columns
 
 
+def _disarm(cell: str) -> str:
+    """Return a cell that no spreadsheet takes for a formula; a number stays one, whatever its sign."""
+    if not cell.startswith(FORMULAS) or NUMBER.fullmatch(cell):
+        return cell
+    return f"'{cell}"
+
+
 def _guard(cell: str) -> str:
-    """A cell that Markdown takes for text."""
-    return cell.replace("\\", "\\\\").replace("|", "\\|").replace("*", "\\*")
+    """Return a cell that Markdown takes for text, on one line."""
+    text = cell.replace("\\", "\\\\").replace("|", "\\|").replace("*", "\\*")
+    return " ".join(escape_markdown(text).splitlines())

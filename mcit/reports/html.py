@@ -165,7 +165,7 @@ def _show_runs(groups: Sequence[Group]) -> list[str]:
     """A legend, and every run folded; the only one unfolded."""
     legend = (
         '<fieldset class="legend"><legend>Colour</legend>'
-        '<label><input type="radio" name="colour" value="kept" checked>what is left of what was learned above chance'
+        '<label><input type="radio" name="colour" value="kept" checked>what is left of what was learned'
         '</label><label><input type="radio" name="colour" value="score">score</label>'
         '<span>0<span class="ramp"></span>100 %</span></fieldset>'
     )

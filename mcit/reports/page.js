@@ -86,8 +86,9 @@
     const parts = [`${task} ${after}: ${cell.textContent} %`];
     const later = row.sectionRowIndex >= column;
     if (later) parts.push(`${learned} % when learned`);
-    if (later && cell.dataset.lost) parts.push(`${cell.dataset.lost} % of what was above chance is lost`);
-    if (!kept && table.tFoot) parts.push("it was never above chance");
+    const what = table.dataset.floor === "zero" ? "learned" : "above chance";
+    if (later && cell.dataset.lost) parts.push(`${cell.dataset.lost} % of what was ${what} is lost`);
+    if (!kept && table.tFoot) parts.push(`it was never ${what}`);
     return parts.join("; ");
   }
 

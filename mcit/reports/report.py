@@ -9,7 +9,14 @@ from pathlib import Path
 
 from mcit.reports.compare import find_differences
 from mcit.reports.figures import Drawing, FigureFile, draw_critical_difference, write_drawing, write_figures
-from mcit.reports.formats import Table, format_csv, format_latex, format_markdown_table
+from mcit.reports.formats import (
+    Table,
+    escape_markdown,
+    format_csv,
+    format_latex,
+    format_markdown_table,
+    make_code_span,
+)
 from mcit.reports.html import write_html
 from mcit.reports.runs import Group, Run, group_runs
 from mcit.reports.significance import make_significance_tables, rank_groups
@@ -41,7 +48,8 @@ def write_report(runs: Sequence[Run], output: Path, command: str) -> Report:
     figures = [*write_figures(groups, output / "figures"), *_write_ranks(groups, output / "figures")]
     files += [path for figure in figures for path in (figure.svg, figure.png, figure.pdf)]
     pages = [output / "report.md", output / "report.html"]
-    pages[0].write_text(format_page(groups, tables, figures, warnings, command), encoding="utf-8")
+    page = format_page(groups, tables, figures, warnings, command)
+    pages[0].write_text(page, encoding="utf-8")
     write_html(pages[1], groups, tables, figures, warnings, command)
     return Report(groups, tables, warnings, [*pages, *files])
 
@@ -63,25 +71,31 @@ def format_page(
     """The report in Markdown; its figures are in `figures/` beside it."""
     runs = [run for group in groups for run in group.runs]
     alone = len(groups) == 1
-    lines = [f"# {tables[0].title if alone else f'Report of {len(runs)} runs'}", ""]
+    title = tables[0].title if alone else f"Report of {len(runs)} runs"
+    lines = [f"# {escape_markdown(title)}", ""]
     if warnings:
-        lines += ["Before comparing:", "", *(f"- {warning}" for warning in warnings), ""]
+        lines += ["Before comparing:", "", *(f"- {escape_markdown(warning)}" for warning in warnings), ""]
     for number, table in enumerate(tables):
-        lines += [] if alone and number == 0 else [f"## {table.title}", ""]
-        lines += [format_markdown_table(table)]
+        if not alone or number:
+            lines += [f"## {escape_markdown(table.title)}", ""]
+        lines.append(format_markdown_table(table))
     lines += ["## Figures", ""] if figures else []
     for figure in figures:
-        lines += [f"![{figure.title}](figures/{figure.png.name})", "", f"{figure.title}. {figure.caption}", ""]
+        title, caption = escape_markdown(figure.title), escape_markdown(figure.caption)
+        lines += [f"![{title}](figures/{figure.png.name})", "", f"{title}. {caption}", ""]
     lines += _list_runs(runs) if len(runs) > 1 else []
-    return "\n".join([*lines, "Made by:", "", f"    {command}", ""])
+    return "\n".join([*lines, "Made by:", "", *(f"    {line}" for line in command.splitlines()), ""])
 
 
 def _list_runs(runs: Sequence[Run]) -> list[str]:
     lines = ["## Runs", ""]
     for run in runs:
         command = run.passport.get("command")
-        made = f"`{shlex.join(command)}`" if command else f"from {run.scores.get('file', 'elsewhere')}"
-        lines.append(f"- {run.label}: {made}")
+        if command:
+            made = make_code_span(shlex.join(command))
+        else:
+            made = escape_markdown(f"from {run.scores.get('file', 'elsewhere')}")
+        lines.append(f"- {escape_markdown(run.label)}: {made}")
     return [*lines, ""]
 
 

@@ -10,12 +10,13 @@ from torch import nn
 
 from mcit.checkpoint import CheckpointError, Snapshot, read_checkpoint
 from mcit.config import suggest
+from mcit.errors import DataError
 from mcit.method import Stage
 from mcit.runner.plan import Plan, build_learner
 from mcit.runner.run_folder import CHECKPOINTS, find_newest
 from mcit.runner.snapshot import RunState
 from mcit.sequence import begin_task
-from mcit.task import DataError, Task
+from mcit.task import Task
 from mcit.training import Trainer
 
 

@@ -12,14 +12,20 @@ from typing import Any
 import yaml
 
 from mcit import metrics
+from mcit.errors import DataError
+from mcit.reports.checks import check_config, check_passport, check_plain, check_scores
 from mcit.reports.foreign import read_json, read_plain, read_text
 from mcit.reports.identity import make_identity, make_key, tell_apart
 from mcit.reports.splits import count_classes, find_split, weigh
-from mcit.task import DataError
 
 SCORES = "scores.json"
 NEEDED = ("method", "seed", "track", "estimator", "metrics", "seen")
+MATRICES = (".csv", ".tsv", ".txt", ".json")  # endings of files of other toolkits
 BOUNDS = ("joint", "single")  # they see what a continual learner may not: shown, but never the best
+
+
+class NoRun(DataError):
+    """A file or folder that is there, and is not of a run."""
 
 
 @dataclass(frozen=True)
@@ -97,9 +103,23 @@ class Group:
         return [run.seed for run in self.runs]
 
 
-def read_runs(paths: Iterable[str | Path]) -> list[Run]:
-    """Folders of runs, folders that hold several, and CSV or JSON files of other toolkits; each once, in order."""
-    found = {file.resolve(): file for path in paths for file in _find_files(Path(path))}
+def read_runs(paths: Iterable[str | Path], skipped: list[str] | None = None) -> list[Run]:
+    """Return the runs of folders, of folders that hold several, and of CSV or JSON files; each once, in order.
+
+    With `skipped`, what is among several paths and no run is left out, and that list is told why: `runs/*` names an
+    earlier report too.
+    """
+    listed = [Path(path) for path in paths]
+    found: dict[Path, Path] = {}
+    for path in listed:
+        try:
+            found |= {file.resolve(): file for file in _find_files(path)}
+        except NoRun as error:
+            if skipped is None or len(listed) == 1:
+                raise
+            skipped.append(str(error))
+    if not found and skipped:
+        raise DataError("there is no run among what was given:" + "".join(f"\n  - {line}" for line in skipped))
     if not found:
         raise DataError("there is nothing to report on: give the folder of a run, or a CSV or JSON file of scores")
     runs = [read_run(file.parent) if file.name == SCORES else read_foreign(file) for file in found.values()]
@@ -139,24 +159,55 @@ def read_run(folder: Path) -> Run:
     scores = read_json(path)
     missing = [name for name in NEEDED if name not in scores]
     if missing:
-        raise DataError(f"{path} has no {', '.join(missing)}: it was not written by `mcit run`, or not to its end")
+        listed = ", ".join(missing)
+        raise DataError(f"{path} has no {listed}: it was not written by `mcit run`, or not to its end; run it again")
+    check_scores(path, scores)
     try:
         matrix = metrics.ScoreMatrix.from_dict(scores)
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(f"{path} is no matrix of scores: {error}") from None
-    scores["metrics"].setdefault("A_old", _average_old(matrix))
-    config = _read_config(folder / "config.yaml") if (folder / "config.yaml").is_file() else {}
-    passport = read_json(folder / "passport.json") if (folder / "passport.json").is_file() else {}
-    return Run(folder.name, scores["method"], scores["seed"], scores["track"], matrix, scores, config, passport, folder)
+    scores = {"diagnoses": [], "stiffness": [], "cost": {}, **scores, "metrics": _recompute_metrics(matrix, scores)}
+    config, passport = {}, {}
+    if (folder / "config.yaml").is_file():
+        config = _read_config(folder / "config.yaml")
+        check_config(folder / "config.yaml", config)
+    if (folder / "passport.json").is_file():
+        passport = read_json(folder / "passport.json")
+        check_passport(folder / "passport.json", passport)
+    return Run(
+        folder.name,
+        scores["method"],
+        scores["seed"],
+        track=scores["track"],
+        matrix=matrix,
+        scores=scores,
+        config=config,
+        passport=passport,
+        folder=folder,
+    )
+
+
+def _recompute_metrics(matrix: metrics.ScoreMatrix, scores: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metrics of a matrix as they are defined now, for a run of an earlier version may have others.
+
+    What does not follow from the matrix, such as knowledge transfer, is as it was written.
+    """
+    recorded = scores["metrics"]
+    found = {**recorded, **metrics.to_dict(matrix)["metrics"]}
+    if "A_old" not in recorded:
+        found["A_old"] = _average_old(matrix)
+    return found
 
 
 def read_foreign(path: Path) -> Run:
     """The plain matrix of another toolkit (see `mcit.reports.foreign`); what it does not state is not made up."""
     data = read_plain(path)
+    check_plain(path, data)
     stated = data["chance"] is not None
     chance = data["chance"] if stated else [0.0] * len(data["tasks"])
     try:
-        matrix = metrics.ScoreMatrix(data["tasks"], chance, data["matrix"])
+        pooled = find_split(data["tasks"]) is not None
+        matrix = metrics.ScoreMatrix(data["tasks"], chance, data["matrix"], class_incremental=pooled)
         sizes = count_classes(matrix.tasks)
         seen = data.get("seen") or [weigh(row, sizes) for row in matrix.rows]
         matrix = replace(matrix, seen=seen, old=_average_old(matrix))
@@ -164,8 +215,10 @@ def read_foreign(path: Path) -> Run:
         raise DataError(f"{path} is no matrix of scores: {error}") from None
     scores = {"method": data["method"], "seed": data["seed"], "track": "foreign", "estimator": "not stated"}
     scores |= {"diagnoses": [], "stiffness": [], "cost": {}, "file": path.name, **metrics.to_dict(matrix)}
-    if not stated:  # forgetting is measured from the chance level
+    if not stated:
         scores["chance"] = None
+    if not stated and not matrix.class_incremental:
+        # forgetting is measured from the chance level
         losses = scores["metrics"]["forgetting_transfer"]
         scores["metrics"]["forgetting_transfer"] = [[None] * len(row) for row in losses]
         scores["metrics"]["forgetting_transfer_average"] = [None] * len(losses)
@@ -174,6 +227,8 @@ def read_foreign(path: Path) -> Run:
 
 def _find_files(path: Path) -> list[Path]:
     if path.is_file():
+        if path.name != SCORES and path.suffix.lower() not in MATRICES:
+            raise NoRun(f"{path} is no matrix of scores: such files end in {', '.join(MATRICES)}")
         return [path]
     if not path.is_dir():
         raise DataError(f"there is no run at {path}: give the folder of a run, or a CSV or JSON file of scores")
@@ -181,8 +236,10 @@ def _find_files(path: Path) -> list[Path]:
         return [path / SCORES]
     found = sorted(path.rglob(SCORES), key=_count_up)
     if not found:
-        begun = ": no task of it is finished yet" if (path / "config.yaml").is_file() else ""
-        raise DataError(f"{path} holds no run{begun or f', for there is no {SCORES} in it or below it'}")
+        reason = f", for there is no {SCORES} in it or below it; give the folder of a run"
+        if (path / "config.yaml").is_file():
+            reason = ": no task of it is finished yet; give it again when one is"
+        raise NoRun(f"{path} holds no run{reason}")
     return found
 
 

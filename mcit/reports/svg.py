@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from xml.etree import ElementTree
 
-from mcit.task import DataError
+from mcit.errors import DataError
 
 REMOVED = ("metadata", "script", "foreignObject", "a", "iframe", "audio", "video")
 URL = re.compile(r"""url\(\s*["']?([^)"']*)["']?\s*\)""", re.IGNORECASE)

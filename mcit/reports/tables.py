@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table as Grid
+from rich.text import Text
 
 from mcit.reports import cells
 from mcit.reports.formats import (
@@ -41,6 +42,10 @@ __all__ = [
 TRANSFER = (
     "a_tj is the score on task j after task t, in percent; in brackets the forgetting transfer "
     "100 (a_jj - a_tj) / (a_jj - chance_j), the share of what was learned above chance that is lost."
+)
+TRANSFER_OF_CLASSES = (
+    "a_tj is the accuracy on the classes of task j after task t, in percent; in brackets the forgetting transfer "
+    "100 (a_jj - a_tj) / a_jj, the share of what was learned that is lost."
 )
 FOOTNOTE = f"{TRANSFER} A_t is the average over the tasks seen."
 POOLED = "A_t is the accuracy over all classes seen after task t, each image once, in percent."
@@ -127,10 +132,14 @@ def tabulate_group(group: Group, alone: bool = False) -> Table:
         title += f", seed {group.seeds[0]}" if group.complete and group.seeds[0] is not None else ""
         notes = summarise(listed[0])
     if not group.complete:
-        notes.insert(
-            0, f"Not complete: {len(rows) - 1} of {len(group.tasks)} tasks are learned; averages are over these."
-        )
-    notes += [TRANSFER, POOLED, OLD] if "A_old" in header else [FOOTNOTE]
+        learned = len(group.runs[0].matrix.rows)
+        notes.insert(0, f"Not complete: {learned} of {len(group.tasks)} tasks are learned; averages are over these.")
+    if group.runs[0].matrix.class_incremental:
+        notes += [TRANSFER_OF_CLASSES, POOLED]
+    else:
+        notes.append(FOOTNOTE)
+    if "A_old" in header:
+        notes.append(OLD)
     name = "matrix" if alone else f"matrix-{cells.make_slug(group.label)}"
     return Table(name, title, header, rows, notes, values=cells.read_values(rows))
 
@@ -172,14 +181,15 @@ def print_table(scores: Mapping[str, Any], console: Console | None = None) -> No
     """The table of a run on the terminal, with its estimator underneath."""
     console = console or Console(highlight=False)
     header, rows = tabulate(scores)
-    table = Grid(title=f"{scores['method']}, seed {scores['seed']}", title_justify="left")
+    # as Text: rich would take a name in brackets for a style
+    table = Grid(title=Text(f"{scores['method']}, seed {scores['seed']}"), title_justify="left")
     for number, name in enumerate(header):
-        table.add_column(name, justify="right" if number else "left", no_wrap=True)
+        table.add_column(Text(name), justify="right" if number else "left", no_wrap=True)
     for row in rows:
-        table.add_row(*row, style="dim" if row[0] == CHANCE else None)
+        table.add_row(*map(Text, row), style="dim" if row[0] == CHANCE else None)
     print_whole(table, console)
     for line in summarise(scores):
-        console.print(line, soft_wrap=True)
+        console.print(Text(line), soft_wrap=True)
 
 
 def summarise(scores: Mapping[str, Any]) -> list[str]:
@@ -198,7 +208,7 @@ def summarise(scores: Mapping[str, Any]) -> list[str]:
     lines.append(f"{scores['method']}: {scores['estimator']}")
     if scores["diagnoses"]:
         lines.append(scores["diagnoses"][-1])
-    if cost:
+    if {"fit_seconds", "end_task_seconds", "score_seconds", "bytes_held"} <= cost.keys():
         lines.append(
             f"{cost['fit_seconds']:.0f} s fitting, {cost['end_task_seconds']:.0f} s importance, "
             f"{cost['score_seconds']:.0f} s scoring; {cost['bytes_held'] / 2**20:.1f} MiB held by the method"

@@ -163,8 +163,12 @@ def find_runs(cells: Sequence[Cell], folders: Sequence[Path]) -> list[Cell]:
     for folder in folders:
         for scores in sorted({*folder.glob("scores.json"), *folder.glob("*/scores.json")}):
             run = read_run(scores.parent)
-            if run.complete and run.config:
+            if not run.complete or not run.config:
+                continue
+            try:
                 experiments.append((identify(parse(RunConfig, dict(run.config))), run))
+            except ConfigError:
+                continue  # settings that are refused now, as an earlier version's may be, are those of no cell
     filled = []
     for cell in cells:
         wanted = [identify(job.config) for job in cell.jobs]

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from mcit import models
-from mcit.config import ConfigError, ModelConfig, RunConfig, layer, parse, to_dict
+from mcit.config import NO_TASKS, ConfigError, ModelConfig, RunConfig, layer, parse, to_dict
 from mcit.data.annotated import AnnotatedTask
 from mcit.data.class_incremental import ClassIncrementalTask
 from mcit.method import Method
-from mcit.registry import UnknownName, find_method, find_task
-from mcit.task import DataError, Task, is_class_incremental
+from mcit.registry import NameClash, UnknownName, find_method, find_task
+from mcit.task import DataError, Task, combine_parts, is_class_incremental
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Plan:
     tasks: Sequence[Task]
     method: Method
     track: str  # mcit, or efcil where tasks share a head
-    embedded: bool  # on the benchmark that ships with mcit
+    embedded: bool  # on the benchmark that ships with mcit, all tasks or some
 
 
 def resolve(config: RunConfig, embedded_root: Path | None = None) -> Plan:
@@ -40,31 +41,43 @@ def resolve(config: RunConfig, embedded_root: Path | None = None) -> Plan:
         name, _, split = item.partition(":")
         try:
             task = find_task(name)
-            options = {"root": config.data_root or embedded_root, **_policy(config), **task_options.get(task, {})}
+            # a task of the user's own has no data in the embedded benchmark
+            root = config.data_root or (embedded_root if task.embedded else None)
+            options = {"root": root, **_policy(config), **task_options.get(task, {})}
             tasks += task.sequence(split or None, options, config.seed)
         except UnknownName as error:
             problems.append(str(error))
         except ConfigError as error:
             problems += error.problems
     if not config.order:
-        problems.append("no tasks are given: use --order vqa,nlvr2,snli-ve,vcr or --order shapes:5x4")
+        problems.append(NO_TASKS)
     method = None
+    missing: list[str] = []
     try:
         chosen = find_method(config.method.name)
-        method = parse(chosen, layer(method_options.get(chosen, {}), config.method.options), where="method")
+        options = layer(method_options.get(chosen, {}), config.method.options)
+        if _lacks_strength(chosen, options):
+            missing.append(_explain_missing_strength(config, chosen, method_options))
+            options["strength"] = 0.0  # nothing is made of it: what else is wrong with the options is found too
+        method = parse(chosen, options, where="method")
     except UnknownName as error:
         problems.append(str(error))
     except ConfigError as error:
         problems += error.problems
     problems += _check_order(tasks) + _check_model(config.model, tasks)
-    if not problems:
-        problems = method.find_problems(tasks)
+    # a method that cannot learn these tasks needs no strength either
+    refused = [] if problems else method.find_problems(tasks)
+    problems += refused or missing
     if problems:
         raise ConfigError(problems)
     track = "efcil" if is_class_incremental(tasks) else "mcit"
-    own = all(task.root in (None, embedded_root) for task in tasks)  # a task may have been given a root of its own
-    embedded = track == "mcit" and config.data_root is None and own
+    embedded = track == "mcit" and config.data_root is None and bool(find_embedded(tasks, embedded_root))
     return Plan(_choose_model(config, tasks, track), tasks, method, track, embedded)
+
+
+def find_embedded(tasks: Sequence[Task], embedded_root: Path | None = None) -> list[Task]:
+    """The tasks that the embedded benchmark has data for, and that were given no root of their own."""
+    return [task for task in tasks if task.embedded and task.root in (None, embedded_root)]
 
 
 def check_data(plan: Plan) -> None:
@@ -92,8 +105,17 @@ def describe_plan(plan: Plan) -> dict[str, Any]:
         "embedded": plan.embedded,
         "estimator": plan.method.describe(),
         "recipes": {task.name: to_dict(task.recipe) for task in plan.tasks},
-        "data": {task.name: task.fingerprint() for task in plan.tasks},
+        # without times: runs on two copies of the same data are the same experiment
+        "data": {task.name: combine_parts(task.data_parts(), times=False) for task in plan.tasks},
         "records": {task.name: task.describe_data() for task in plan.tasks},
+    }
+
+
+def describe_data(plan: Plan) -> dict[str, Any]:
+    """The data of a plan by task and part, for a run and its continuation to have in common."""
+    return {
+        task.name: {part.name: {"content": part.content, "times": part.times} for part in task.data_parts()}
+        for task in plan.tasks
     }
 
 
@@ -112,7 +134,39 @@ def _by_class(
             found[find(name)] = options
         except UnknownName as error:
             problems.append(str(error))
+        except NameClash:
+            # told where the name is used; a preset has options for methods that this run has nothing to do with
+            continue
     return found
+
+
+def _lacks_strength(method: type[Method], options: Mapping[str, Any]) -> bool:
+    """Whether the method has a strength, without a default, and the options give none."""
+    needed = {field.name for field in fields(method) if field.init and field.default is MISSING}
+    return "strength" in needed and "strength" not in options
+
+
+def _explain_missing_strength(
+    config: RunConfig, method: type[Method], method_options: Mapping[type, Mapping[str, Any]]
+) -> str:
+    """Return where the strength of a run's method was looked for, and what would do."""
+    name = config.method.name
+    if config.flavour is not None:
+        found = f"configs/flavours/{config.flavour}.yaml gives none for {name!r}."
+    elif method_options:
+        found = f"the configuration gives none for {name!r}."
+    else:
+        found = f"no configuration gives one for {name!r} (--config climb has strengths for CLiMB's four tasks)."
+    sentences = [f"method.strength is not set: {found}"]
+    parents = [parent for parent in method.__mro__[1:] if parent in method_options]
+    if parents:
+        given = json.dumps(to_dict(method_options[parents[0]]))
+        sentences.append(
+            f"It inherits from {parents[0].name!r}, whose options there are {given}, but options go by a method's own "
+            "name and do not reach it."
+        )
+    sentences.append("Pass --set method.strength=..., or let `mcit sweep --strengths ... --select` choose one.")
+    return " ".join(sentences)
 
 
 def _check_order(tasks: Sequence[Task]) -> list[str]:

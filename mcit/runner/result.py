@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from mcit.config import ConfigError
-from mcit.metrics import ScoreMatrix
+from mcit.metrics import ScoreMatrix, score_when_learned
 from mcit.metrics import to_dict as metrics_to_dict
+from mcit.reports.runs import read_run
 from mcit.runner.plan import Plan
 from mcit.training import Score
 
@@ -49,7 +49,7 @@ class Result:
             "details": self.details,
             "diagnoses": self.diagnoses,
             "stiffness": self.stiffness,
-            "cost": {**self.cost, "bytes_held": method.bytes_held()},
+            "cost": {"bytes_held": method.bytes_held(), **self.cost},
         }
 
     def state_dict(self) -> dict[str, Any]:
@@ -67,14 +67,15 @@ class Result:
         self.cost.update(state["cost"])
 
 
-_OF_THE_PLAN = ("tasks", "chance")
+_OF_THE_PLAN = ("tasks", "chance", "class_incremental")
 _LISTS = ("details", "diagnoses", "stiffness")  # one entry for every task
 
 
 def begin_result(plan: Plan, output: Path) -> Result:
     """Nothing is known yet but the tasks, and what each of them scores alone if a run of that is named."""
     names, chances = (tuple(getattr(task, name) for task in plan.tasks) for name in ("name", "chance"))
-    return Result(plan, ScoreMatrix(names, chances), output, single=read_single(plan.config.single))
+    matrix = ScoreMatrix(names, chances, class_incremental=plan.track == "efcil")
+    return Result(plan, matrix, output, single=read_single(plan.config.single))
 
 
 @contextmanager
@@ -102,7 +103,7 @@ def read_single(folder: str | None) -> dict[str, float] | None:
     path = Path(folder) / "scores.json"
     if not path.is_file():
         raise ConfigError([f"'single' names {folder!r}, which has no scores.json; run the order with --method single"])
-    scores = json.loads(path.read_text(encoding="utf-8"))
-    if scores.get("method") != "single":
-        raise ConfigError([f"{path} is a run of method {scores.get('method')!r}; knowledge transfer needs 'single'"])
-    return dict(zip(scores["tasks"], scores["metrics"]["A_new"], strict=False))
+    run = read_run(path.parent)
+    if run.method != "single":
+        raise ConfigError([f"{path} is a run of method {run.method!r}; knowledge transfer needs 'single'"])
+    return dict(zip(run.tasks, score_when_learned(run.matrix), strict=False))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
+import hashlib
 import json
 import os
 import shlex
@@ -13,24 +13,30 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from mcit.checkpoint import list_checkpoints, remove_checkpoints
+from mcit.checkpoint import find_blocked_names, list_checkpoints, remove_checkpoints
 from mcit.config import ConfigError, RunConfig, parse, read_yaml, to_dict
-from mcit.passport import write_json
+from mcit.errors import FolderError
+from mcit.files import CONSOLE_LOG, DRAFT, digest_file, flush
+from mcit.folders import find_folder_problem, make_folder
 
-CHECKPOINTS, LOG, LOCK = "checkpoints", "log.jsonl", ".lock"
+CHECKPOINTS = "checkpoints"
+LOCK = ".lock"
+LOG = "log.jsonl"
+PASSPORT = "passport.json"
+SCORES = "scores.json"
 IMPORTANCE = "importance"  # holds a file for every task that importance was measured for
 INSIDE = {  # what else a run writes, by folder
-    IMPORTANCE: ("safetensors", "safetensors.tmp"),
+    IMPORTANCE: ("safetensors",),
     "tables": ("md", "tex", "csv"),
     "figures": ("svg", "png", "pdf"),
 }
-FILES = ("scores.json", "report.md", "report.html", "config.yaml", "passport.json", LOG)
-# What may differ between a run and its continuation: where it is, how often it is saved, and who is told.
-FREE = ("output", "checkpoint", "tracker")
-
-
-class FolderError(OSError):
-    """A folder that this run cannot use; the message says what would do."""
+MADE_AGAIN = (SCORES, PASSPORT, "config.yaml")  # out of a checkpoint, where they are missing or damaged
+FILES = (SCORES, "report.md", "report.html", "config.yaml", PASSPORT, LOG)
+# What a run that was killed may leave of files it was writing; those of tensors get their names from safetensors.
+DRAFTS = (*(f"{name}{DRAFT}" for name in FILES), f"{IMPORTANCE}/*{DRAFT}", f"{IMPORTANCE}/{DRAFT}*")
+# What may differ between a run and its continuation: where it is, how often it is saved, and who is told. The data are
+# compared part by part.
+FREE = ("output", "checkpoint", "tracker", "data")
 
 
 class RunLog:
@@ -54,34 +60,37 @@ class RunLog:
                 "mend the folder, and go on with --resume"
             ) from error
 
-    def size(self) -> int:
-        """Bytes written so far."""
-        return self.path.stat().st_size if self.path is not None and self.path.exists() else 0
+    def settle(self) -> dict[str, Any]:
+        """Bring the log onto the disk, and return what tells whether it is still whole: its size and its digest."""
+        if self.path is None or not self.path.is_file():
+            return {"log_bytes": 0, "log_sha256": hashlib.sha256().hexdigest()}
+        flush(self.path)
+        return {"log_bytes": self.path.stat().st_size, "log_sha256": digest_file(self.path)}
 
     def cut(self, size: int) -> None:
         """Forget what was written after the log had this size."""
-        if self.size() > size:
+        if self.path is not None and self.path.is_file() and self.path.stat().st_size > size:
             os.truncate(self.path, size)
 
 
-def make_folder(folder: Path, option: str) -> None:
-    """The folder is there and can be written to, or an error names the option that would do."""
+def read_object(path: Path) -> dict[str, Any] | None:
+    """Return the object that a JSON file holds; None if the file is missing, damaged or something else."""
+    # a pipe in its place would keep a reader waiting
+    if not path.is_file():
+        return None
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        writable = os.access(folder, os.W_OK | os.X_OK)
-        reason = os.strerror(errno.EACCES)
-    except OSError as error:
-        writable, reason = False, error.strerror
-    if not writable:
-        raise FolderError(f"{folder} cannot be written to ({reason}); choose another {option}")
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return data if isinstance(data, dict) else None
 
 
 def read_command(folder: Path, otherwise: str) -> str:
     """The command that a run was begun with."""
-    path = folder / "passport.json"
-    if not path.is_file():
+    command = (read_object(folder / PASSPORT) or {}).get("command")
+    if not isinstance(command, list) or not command:
         return otherwise
-    program, *options = json.loads(path.read_text(encoding="utf-8"))["command"]
+    program, *options = map(str, command)
     # scripts/run_sequence.py is `mcit run`, and reports name it so
     return shlex.join(["mcit", "run", *options] if program == "run_sequence.py" else [program, *options])
 
@@ -90,7 +99,10 @@ def read_command(folder: Path, otherwise: str) -> str:
 def lock_folder(folder: Path) -> Iterator[None]:
     """Hold the folder, made if need be; a run that another process is writing to is refused."""
     make_folder(folder, "--output")
-    with (folder / LOCK).open("a+", encoding="utf-8") as file:
+    lock = folder / LOCK
+    if os.path.lexists(lock) and not lock.is_file():
+        raise FolderError(f"{lock} is in the way: it must be a file, by which a run holds its folder; remove it")
+    with lock.open("a+", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -101,6 +113,18 @@ def lock_folder(folder: Path) -> Iterator[None]:
         file.write(f"process {os.getpid()}\n")
         file.flush()
         yield  # the lock ends with the file, also if the process is killed
+
+
+def is_abandoned(folder: Path) -> bool:
+    """Whether no process holds the folder of a run any more, as after the main process was killed."""
+    try:
+        with (folder / LOCK).open("r", encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return True
+    except BlockingIOError:
+        return False
+    return True
 
 
 def choose_output(config: RunConfig, overwrite: bool, resume: bool = False) -> tuple[Path, bool]:
@@ -130,17 +154,114 @@ def choose_output(config: RunConfig, overwrite: bool, resume: bool = False) -> t
     return output, False
 
 
-def prepare_folder(folder: Path, config: RunConfig, resume: bool, overwrite: bool) -> None:
-    """Make room for a run, or see that the one which is there is this one; nothing is lost that was not given up."""
-    if resume:
+def check_room(
+    folder: Path, config: RunConfig, resume: bool, overwrite: bool, say: Callable[[str], None] = print
+) -> None:
+    """Raise a FolderError if a run cannot be made or resumed in this folder; nothing in it is touched."""
+    problem = find_folder_problem(folder, "--output")
+    if problem is not None:
+        raise FolderError(problem)
+    if not folder.is_dir():
+        return
+    refuse_obstacles(folder)
+    if not holds_run(folder):
+        check_others(folder, say)
+    elif resume:
         check_config(folder, config)
-        if list_checkpoints(folder / CHECKPOINTS):
-            return
-        if is_finished(folder):
-            raise FolderError(f"{folder} holds a finished run without checkpoints; its scores are in scores.json")
-    elif holds_run(folder) and not overwrite:
+    elif not overwrite:
         raise FolderError(f"{folder} already holds a run; choose another --output, or say --overwrite")
-    clear_folder(folder)
+    if resume and is_finished(folder) and not list_checkpoints(folder / CHECKPOINTS):
+        raise FolderError(f"{folder} holds a finished run without checkpoints; its scores are in {SCORES}")
+
+
+def prepare_folder(
+    folder: Path, config: RunConfig, resume: bool, overwrite: bool, say: Callable[[str], None] = print
+) -> None:
+    """Make room for a run, or see that the one which is there is this one; nothing is lost that was not given up."""
+    check_room(folder, config, resume, overwrite, say)
+    begun = holds_run(folder)
+    set_aside_odd_files(folder, say)
+    remove_drafts(folder)
+    if begun and not (resume and list_checkpoints(folder / CHECKPOINTS)):
+        clear_folder(folder)
+
+
+def refuse_obstacles(folder: Path) -> None:
+    """Raise a FolderError if something has the name of a folder or a checkpoint that a run writes, and is none."""
+    folders = [folder / name for name in (CHECKPOINTS, *INSIDE)]
+    found = [path for path in folders if os.path.lexists(path) and not path.is_dir()]
+    found += find_blocked_names(folder / CHECKPOINTS)
+    if found:
+        raise FolderError(f"{found[0]} is in the way: the run writes a folder of that name; remove it or rename it")
+
+
+def check_others(folder: Path, say: Callable[[str], None]) -> None:
+    """Say that a folder without a run holds other files; refuse it if the run's files would be mixed with them."""
+    mixed = [name for name in INSIDE if (folder / name).is_dir() and any((folder / name).iterdir())]
+    if mixed:
+        raise FolderError(
+            f"{folder} holds no run, but files in {mixed[0]}/, where a run has its own; choose another --output"
+        )
+    own = {CONSOLE_LOG, LOCK, CHECKPOINTS, *INSIDE, *FILES, *DRAFTS}
+    others = sorted(path.name for path in folder.iterdir() if path.name not in own)
+    if others:
+        listed = ", ".join([*others[:3], *(["..."] if len(others) > 3 else [])])
+        say(f"note: {folder} holds other files too ({listed}); they stay, and the run's are put beside them")
+
+
+def set_aside_odd_files(folder: Path, say: Callable[[str], None]) -> None:
+    """Rename what has the name of a run's file and is none, such as a folder or a pipe: the file is written anew."""
+    for name in FILES:
+        path = folder / name
+        if os.path.lexists(path) and not path.is_file():
+            say(f"{path} is not a file; it is now called {set_aside(path).name}, and the file is written again")
+
+
+def set_aside(path: Path) -> Path:
+    """Rename a file or whatever it is, so that nothing is lost and its name is free; return the new place."""
+    number = 1
+    place = path.with_name(f"{path.name}.aside")
+    while os.path.lexists(place):
+        number += 1
+        place = path.with_name(f"{path.name}.aside-{number}")
+    path.rename(place)
+    return place
+
+
+def remove_drafts(folder: Path) -> None:
+    """Remove what a killed run left of files that it was writing."""
+    for pattern in DRAFTS:
+        for path in folder.glob(pattern):
+            path.unlink(missing_ok=True)
+
+
+def find_damage(folder: Path, about: Mapping[str, Any], scores: Mapping[str, Any] | None) -> dict[str, str]:
+    """Return what is wrong with the files beside a checkpoint that says `about`, by the name of the file.
+
+    scores: what scores.json must say; None where it may be ahead of the checkpoint, so that any will do.
+    """
+    found = {}
+    written = read_object(folder / SCORES)
+    if about["result"]["matrix"]["rows"] and written is None:
+        found[SCORES] = "is missing or damaged"
+    elif scores is not None and written != json.loads(json.dumps(scores)):
+        found[SCORES] = "does not say what the checkpoint says"
+    passport = read_object(folder / PASSPORT)
+    if passport is None:
+        found[PASSPORT] = "is missing or damaged"
+    elif "passport" in about and _without_resumptions(passport) != _without_resumptions(about["passport"]):
+        found[PASSPORT] = "does not say what the checkpoint says"
+    if not (folder / "config.yaml").is_file():
+        found["config.yaml"] = "is missing"
+    if "log_sha256" in about and _digest_beginning(folder / LOG, about["log_bytes"]) != about["log_sha256"]:
+        found[LOG] = "is missing or damaged"
+    for name, digest in about.get("importance_files", {}).items():
+        path = folder / IMPORTANCE / name
+        if not path.is_file():
+            found[f"{IMPORTANCE}/{name}"] = "is missing"
+        elif digest_file(path) != digest:
+            found[f"{IMPORTANCE}/{name}"] = "is damaged"
+    return found
 
 
 def check_config(folder: Path, config: RunConfig) -> None:
@@ -177,8 +298,15 @@ def find_newest(folder: Path) -> Path | None:
     return next(iter(list_checkpoints(folder / CHECKPOINTS)), None)
 
 
-def refuse_differences(folder: Path, differences: Sequence[str]) -> None:
+def refuse_differences(folder: Path, differences: Sequence[str], changed_data: Sequence[str] = ()) -> None:
     """A run goes on as it began, or not at all."""
+    if changed_data:
+        listed = "\n  - ".join(["", *changed_data, *differences])
+        raise FolderError(
+            f"{folder} was begun with other data than there are now:{listed}\n"
+            "put them back as they were (a copy must keep the times of its files: cp -a, rsync -a), or choose another "
+            "--output for a run of its own"
+        )
     if differences:
         listed = "\n  - ".join(["", *differences])
         raise FolderError(
@@ -187,11 +315,10 @@ def refuse_differences(folder: Path, differences: Sequence[str]) -> None:
         )
 
 
-def note_resumption(path: Path, position: str) -> None:
-    """Add to a passport that its run was gone on with."""
-    passport = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+def note_resumption(passport: Mapping[str, Any], position: str) -> dict[str, Any]:
+    """Return a passport with a note that its run was resumed."""
     again = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "from": position}
-    write_json(path, {**passport, "resumed": [*passport.get("resumed", []), again]})
+    return {**passport, "resumed": [*passport.get("resumed", []), again]}
 
 
 def clear_folder(folder: Path) -> None:
@@ -215,14 +342,16 @@ def holds_run(folder: Path) -> bool:
 
 
 def is_finished(folder: Path) -> bool:
-    """Whether all tasks of the run were scored, and nothing is left to be done."""
-    try:
-        scores = json.loads((folder / "scores.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    """Whether all tasks of the run were scored, and nothing is left to be done.
+
+    A scores.json that is damaged counts as none: it is written again from the checkpoint.
+    """
+    scores = read_object(folder / SCORES) or {}
+    tasks, rows = (scores.get(name) for name in ("tasks", "matrix"))
+    if not isinstance(tasks, list) or not isinstance(rows, list) or len(rows) != len(tasks):
         return False
     saved = list_checkpoints(folder / CHECKPOINTS)
-    last = len(scores["tasks"])
-    return len(scores["matrix"]) == last and (not saved or saved[0].name == f"{last - 1:02d}-done")
+    return not saved or saved[0].name == f"{len(tasks) - 1:02d}-done"
 
 
 def find_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -232,11 +361,48 @@ def find_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[
     return [f"{name}: {_show(old, name)} -> {_show(new, name)}" for name in names if old.get(name) != new.get(name)]
 
 
+def find_changed_data(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """`task: images under DIR differ in ...` of every part of the data that differs, of tasks that both have."""
+    changed = []
+    for task in [task for task in before if task in now]:
+        old, new = before[task], now[task]
+        if not isinstance(old, Mapping):
+            changed.append(f"{task}: an earlier version of mcit began it, which knew less of its data")
+            continue
+        for part in dict.fromkeys([*old, *new]):
+            if old.get(part) != new.get(part):
+                changed.append(f"{task}: {part} {_describe_change(old.get(part), new.get(part))}")
+    return changed
+
+
+def _describe_change(old: Mapping[str, str] | None, new: Mapping[str, str] | None) -> str:
+    if old is None or new is None or not new["times"]:
+        return "differ"
+    if old["content"] == new["content"]:
+        return "differ in the times of their files (names and sizes are the same)"
+    return "differ in names or sizes of their files"
+
+
 def _differences_from(folder: Path, config: RunConfig) -> list[str]:
     if not (folder / "config.yaml").is_file():
         return []
     before = parse(RunConfig, read_yaml(folder / "config.yaml"))
     return find_differences(to_dict(before), to_dict(config))
+
+
+def _without_resumptions(passport: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what of a passport is the same in the file and in every checkpoint."""
+    return {key: value for key, value in passport.items() if key != "resumed"}
+
+
+def _digest_beginning(path: Path, size: int) -> str | None:
+    """Return the SHA-256 of a file's first bytes; None if it is missing or shorter."""
+    if size == 0:
+        return hashlib.sha256().hexdigest()
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        return hashlib.sha256(file.read(size)).hexdigest()
 
 
 def _flatten(data: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Any]]:

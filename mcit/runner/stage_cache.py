@@ -6,9 +6,10 @@ import dataclasses
 import functools
 import hashlib
 import inspect
+import os
 import platform
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,20 @@ import transformers
 from torch import Tensor, nn
 
 import mcit
-from mcit.checkpoint import CheckpointError, Snapshot, read_checkpoint, write_checkpoint
+from mcit.checkpoint import (
+    CheckpointError,
+    DamagedError,
+    Snapshot,
+    digest_file,
+    discard,
+    read_checkpoint,
+    write_checkpoint,
+)
 from mcit.config import to_dict
+from mcit.folders import make_folder
 from mcit.method import Stage
 from mcit.parallel.processes import share
 from mcit.runner.plan import Plan
-from mcit.runner.run_folder import make_folder
 from mcit.task import Task
 from mcit.training import Trainer
 
@@ -80,21 +89,34 @@ class StageCache:
         return digest({"parent": parent, "task": stage.task, **own}, self._memo)
 
     def _read(self, key: str | None, say: Say) -> Snapshot | None:
-        """The entry of a key; a damaged one is removed."""
-        path, snapshot = (self.folder / key if self.main and key is not None else None), None
-        if path is not None and path.is_dir():
+        """Return the entry of a key; one that is damaged or belongs to another key is removed."""
+        path, snapshot = None, None
+        if self.main and key is not None and os.path.lexists(self.folder / key):
+            path = self.folder / key
             try:
-                snapshot = read_checkpoint(path)
+                snapshot = _read_entry(path)
             except CheckpointError as error:
                 say(f"warning: {error}; the stage is computed again")
-                shutil.rmtree(path, ignore_errors=True)
+                # where another run removes it at this moment, or it cannot be removed, it stays and is told of again
+                with suppress(OSError):
+                    discard(path)
         path = share(path if snapshot is not None else None)
         return read_checkpoint(path) if path is not None and snapshot is None else snapshot
 
     def _write(self, key: str | None, snapshot: Snapshot) -> None:
         """An entry that another run has written meanwhile stays."""
         if self.main and key is not None:
-            write_checkpoint(self.folder / key, snapshot, yield_to_others=True)
+            knowing = Snapshot({**snapshot.about, "key": key}, snapshot.parts)
+            write_checkpoint(self.folder / key, knowing, yield_to_others=True)
+
+
+def _read_entry(path: Path) -> Snapshot:
+    """Return an entry, which says itself what it is the entry of; raise a DamagedError if that is another."""
+    snapshot = read_checkpoint(path)
+    found = snapshot.about.get("key")
+    if found != path.name:
+        raise DamagedError(f"entry {path} of the stage cache is damaged: it says that it belongs to {found}")
+    return snapshot
 
 
 def _describe_beginning(plan: Plan, trainer: Trainer, learner: nn.Module) -> dict[str, Any]:
@@ -132,10 +154,6 @@ def digest(value: Any, memo: dict[int, bytes] | None = None) -> str:
     for piece in _pieces(value, {} if memo is None else memo):
         whole.update(piece)
     return whole.hexdigest()[:40]
-
-
-def digest_file(path: str | Path) -> str:
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
 def _pieces(value: Any, memo: dict[int, bytes]) -> Iterator[bytes]:

@@ -11,12 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from mcit import metrics
+from mcit.arguments import parse_seeds
 from mcit.config import ConfigError, RunConfig, parse, read_yaml, suggest
-from mcit.registry import UnknownName, find_method
+from mcit.registry import UnknownName, find_method, has_option
 from mcit.reports.runs import read_run
-from mcit.runner.plan import resolve
 from mcit.sweeps.jobs import Job
 
+# what a grid itself says of each run, so that a setting of the same thing would contradict it
+OF_THE_GRID = {"seed": "--seeds", "order": "--order", "method": "--methods", "method.name": "--methods"}
+OF_THE_GRID |= {"output": "--output"}
 LEAST_SEEN = 2  # after one task nothing can have been forgotten, and no strength shows
 
 
@@ -50,7 +53,8 @@ class Grid:
         problems = [] if self.methods else ["no methods are given: use --methods finetune,ewc,ewc_dr"]
         for name in ("orders", "seeds", "strengths"):
             values = getattr(self, name)
-            problems += [f"{name} lists {value!r} twice" for value in dict.fromkeys(values) if values.count(value) > 1]
+            twice = [value for value in dict.fromkeys(values) if values.count(value) > 1]
+            problems += [f"{name} lists {value!r} twice; once is enough" for value in twice]
         if not self.seeds:
             problems.append("no seeds are given")
         if problems:
@@ -73,9 +77,38 @@ def read_grid(path: Path) -> dict[str, Any]:
     data["orders"] = [",".join(map(str, order)) if isinstance(order, list) else order for order in orders]
     methods = data.get("methods", {})
     if not isinstance(methods, dict):
-        methods = {str(name).strip(): None for name in _listed(methods)}
+        methods = dict.fromkeys(refuse_twice("methods", [str(name).strip() for name in _listed(methods)]))
     data["methods"] = {name: _write_out(value) for name, value in methods.items()}
+    if isinstance(data.get("seeds"), str):
+        data["seeds"] = list(parse_seeds(data["seeds"].split(",")))
     return data
+
+
+def refuse_twice(what: str, names: Sequence[str]) -> Sequence[str]:
+    """Return the names, or raise a ConfigError if one of them is given twice."""
+    twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
+    if twice:
+        raise ConfigError([f"{what} lists {name!r} twice; once is enough" for name in twice])
+    return names
+
+
+def find_conflicts(grid: Grid) -> list[str]:
+    """Return what a grid says twice, or for nobody."""
+    problems = []
+    takers = [name for name in grid.methods if has_option(name, "strength") is not False]
+    if grid.strengths and not takers:
+        listed = ", ".join(grid.methods)
+        problems.append(f"strengths are given, and none of the methods has one ({listed}); leave them out")
+    for method, own in grid.methods.items():
+        if own.strengths and method not in takers:
+            problems.append(_describe_useless_strengths(method, own.strengths))
+        for change in (*grid.set, *own.set):
+            key = change.partition("=")[0].strip()
+            if key == "method.strength" and method in takers and (own.strengths or grid.strengths):
+                problems.append(f"{change!r} sets what --strengths lists for {method!r}; give one of them")
+            if key in OF_THE_GRID:
+                problems.append(f"{change!r} cannot be set for every run of a grid; use {OF_THE_GRID[key]}")
+    return list(dict.fromkeys(problems))
 
 
 def make_grid(data: Mapping[str, Any]) -> Grid:
@@ -87,11 +120,11 @@ def plan_jobs(grid: Grid, output: Path, read: Callable[[Sequence[str]], RunConfi
     """Every run of the grid; `read` makes a configuration of the options of `mcit run`. All problems in one error."""
     jobs, problems = [], {}
     for order in grid.orders or (None,):
-        for method, own in grid.methods.items():
+        for method in grid.methods:
             for strength in find_strengths(grid, method, problems):
                 for seed in grid.seeds:
                     try:
-                        jobs.append(_plan_job(grid, output, read, order, method, own, strength, seed))
+                        jobs.append(_plan_job(grid, output, read, order, method, strength, seed))
                     except ConfigError as error:
                         problems.update(dict.fromkeys(error.problems))
     names = [job.name for job in jobs]
@@ -111,7 +144,7 @@ def find_strengths(grid: Grid, method: str, problems: dict[str, None]) -> Sequen
         problems[str(error)] = None
         return ()
     if own:
-        problems[f"method {method!r} has no strength, and the grid gives it {len(own)}"] = None
+        problems[_describe_useless_strengths(method, own)] = None
     return (None,)
 
 
@@ -126,22 +159,32 @@ def _plan_job(
     read: Callable[[Sequence[str]], RunConfig],
     order: str | None,
     method: str,
-    own: MethodGrid,
     strength: float | None,
     seed: int,
 ) -> Job:
-    options = ["--order", order] if order else []
-    for name in ("config", "flavour", "data_root"):
-        value = getattr(grid, name)
-        options += [] if value is None else [f"--{name.replace('_', '-')}", value]
-    options += ["--method", method, "--seed", str(seed)]
-    changes = [*grid.set, *own.set, *([] if strength is None else [f"method.strength={strength!r}"])]
-    options += [word for change in changes for word in ("--set", change)]
+    # late: it needs torch, and a typo is told before torch is imported
+    from mcit.runner.plan import resolve
+
+    changes = [] if strength is None else [f"method.strength={strength!r}"]
+    options = make_options(grid, order, method, seed, changes)
     label = method if strength is None else f"{method}@{strength:g}"
     prefix = f"{_shorten(order)}-" if len(grid.orders) > 1 else ""
     config = read(options)
     resolve(config)  # what is wrong with the names and options of tasks and method is said now
     return Job(output / f"{prefix}{label}-seed{seed}", tuple(options), config, method, strength, order)
+
+
+def make_options(grid: Grid, order: str | None, method: str, seed: int, changes: Sequence[str] = ()) -> list[str]:
+    """Return the options of `mcit run` for one run of a grid, without its folder."""
+    options = ["--order", order] if order else []
+    for name in ("config", "flavour", "data_root"):
+        value = getattr(grid, name)
+        if value is not None:
+            options += [f"--{name.replace('_', '-')}", value]
+    options += ["--method", method, "--seed", str(seed)]
+    for change in (*grid.set, *grid.methods[method].set, *changes):
+        options += ["--set", change]
+    return options
 
 
 @dataclass(frozen=True)
@@ -230,7 +273,7 @@ def parse_strengths(texts: Sequence[str], methods: Sequence[str]) -> tuple[list[
             problems.append(f"--strengths {text}: {method!r} is not in --methods{suggest(method, methods)}")
             continue
         try:
-            values = [float(number) for number in numbers.split(",") if number.strip()]
+            values = [float(number) for number in numbers.split(",")]
         except ValueError:
             problems.append(f"--strengths {text}: expected numbers such as 100,300 or METHOD=100,300")
             continue
@@ -238,6 +281,10 @@ def parse_strengths(texts: Sequence[str], methods: Sequence[str]) -> tuple[list[
     if problems:
         raise ConfigError(problems)
     return shared, own
+
+
+def _describe_useless_strengths(method: str, strengths: Sequence[float]) -> str:
+    return f"method {method!r} has no strength, and the grid gives it {len(strengths)}; leave them out"
 
 
 def _listed(value: Any) -> list[Any]:

@@ -19,11 +19,21 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from mcit.config import ConfigError, RunConfig, parse, read_yaml, to_dict
+from mcit.errors import DataError
+from mcit.files import CONSOLE_LOG
+from mcit.folders import make_folder
 from mcit.reports.runs import Run, read_run
-from mcit.runner.plan import resolve
 
-PROGRAM = (sys.executable, "-m", "mcit", "run")
-CONSOLE_LOG = "console.log"  # in the folder of a run: all that it printed
+# Not `python -m mcit`, which looks for modules in the working folder before all others: a file evaluate.py there would
+# be executed. The option -P, which prevents that, is unknown to Python 3.10.
+START = """
+import sys
+sys.path[:] = [place for place in sys.path if place]
+sys.argv[0] = "mcit"
+from mcit.cli import main
+sys.exit(main())
+"""
+PROGRAM = (sys.executable, "-c", START, "run")
 PAUSE = 0.2  # seconds between two looks at the processes
 GRACE = 30.0  # seconds that an interrupted run has to stop by itself
 # What may differ between two runs of the same experiment: where things are, and how fast they go.
@@ -73,6 +83,9 @@ class Failure:
 
 def identify(config: RunConfig) -> dict[str, Any]:
     """All that decides a run's scores, however it was spelled: two runs are the same experiment if this is equal."""
+    # late: it needs torch, and what is wrong with a sweep's own options is told before torch is imported
+    from mcit.runner.plan import resolve
+
     plan = resolve(config)
     about = {key: value for key, value in to_dict(plan.config).items() if key not in BESIDE_THE_POINT}
     for key in BESIDE_THE_POINT_IN_TRAINING:
@@ -87,17 +100,32 @@ def find_state(job: Job) -> State:
     """Whether the folder holds the whole run, part of it, or nothing; another experiment in it is an error."""
     if not (job.folder / "config.yaml").is_file():
         return "new"
-    found = identify(parse(RunConfig, read_yaml(job.folder / "config.yaml")))
+    try:
+        found = identify(parse(RunConfig, read_yaml(job.folder / "config.yaml")))
+    except ConfigError as error:
+        listed = "; ".join(error.problems)
+        raise ConfigError(
+            [f"{job.folder} holds a run whose settings would be refused now ({listed}); choose another --output"]
+        ) from error
     differences = list(_differ(found, identify(job.config)))
     if differences:
         listed = "; ".join(differences[:3])
         raise ConfigError([f"{job.folder} holds a run with other settings ({listed}); choose another --output"])
-    return "done" if (run := read_if_there(job)) is not None and run.complete else "begun"
+    run = read_if_there(job)
+    return "done" if run is not None and run.complete else "begun"
 
 
 def read_if_there(job: Job) -> Run | None:
-    """The run in the job's folder, as far as it got."""
-    return read_run(job.folder) if (job.folder / "scores.json").is_file() else None
+    """Return the run in the job's folder, as far as it got; None if it has no scores yet, or damaged ones.
+
+    Damaged files are written again when the run is resumed.
+    """
+    if not (job.folder / "scores.json").is_file():
+        return None
+    try:
+        return read_run(job.folder)
+    except DataError:
+        return None
 
 
 def run_jobs(
@@ -159,7 +187,7 @@ class _Crew:
         if gpu is not None:
             environment["CUDA_VISIBLE_DEVICES"] = gpu
         words = [*job.options, *self.extra, "--output", str(job.folder), "--quiet", *(["--resume"] if begun else [])]
-        job.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(job.folder, "--output")
         with (job.folder / CONSOLE_LOG).open("a", encoding="utf-8") as log:
             # a session of its own: Ctrl-C in the terminal reaches this process only, which then stops its children
             process = subprocess.Popen(

@@ -12,15 +12,15 @@ from typing import Any
 from accelerate import Accelerator
 
 from mcit.config import ConfigError
+from mcit.files import write_json
 from mcit.method import Stage
-from mcit.passport import write_json
 from mcit.reports.formats import Table
 from mcit.reports.runs import Group
 from mcit.runner.plan import Plan, build_learner
 from mcit.runner.snapshot import RunState, read_method
 from mcit.runner.stage_cache import StageCache
 from mcit.sequence import begin_task
-from mcit.training import Trainer
+from mcit.training import DivergedError, Trainer
 
 EXPLANATION = (
     "Stiffness is strength times importance, the factor of the pull that holds a weight. Strength is a plain factor, "
@@ -45,7 +45,10 @@ def measure_stiffness(plan: Plan, cache: Path, progress: bool = False) -> float:
     trainer.begin_stage(0)
     begin_task(stage, method)
     _fit(stage, trainer, RunState(learner, method, accelerator.scaler, accelerator.process_index), stages)
-    method.end_task(stage)
+    try:
+        method.end_task(stage)
+    except FloatingPointError as error:
+        raise DivergedError(f"{config.method.name} after the first task: {error}") from error
     manager = getattr(method, "manager", None)
     mean = manager.diagnose().mean_stiffness if manager is not None else 0.0
     if not mean > 0:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from mcit.reports.formats import format_markdown_table, print_tables
+from mcit.reports.formats import escape_markdown, format_markdown_table, print_tables
 from mcit.reports.report import write_report
 from mcit.reports.runs import group_runs, read_run
 from mcit.reports.tables import make_tables
@@ -40,7 +40,7 @@ def write_summary(
     report = write_report(list(done.values()), output / "report", command)
     tables = [table for table in make_tables(groups) if len(groups) == 1 or not table.name.startswith("matrix-")]
     tables += [tabulate_stiffness(groups)] if matched else []
-    text = [f"## {table.title}\n\n{format_markdown_table(table)}" for table in tables]
+    text = [f"## {escape_markdown(table.title)}\n\n{format_markdown_table(table)}" for table in tables]
     chosen = ["## How strengths were picked", "", *(f"- {line}" for line in picked), ""] if picked else []
     missing = list(dict.fromkeys(job.name for job in [*jobs, *candidates] if job.folder not in done))
     left_out = f"Left out, for they are not complete: {', '.join(missing)}.\n" if missing else ""

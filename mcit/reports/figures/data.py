@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from mcit.reports.figures.style import make_plain
 from mcit.reports.identity import find_method_options
 from mcit.reports.runs import Group, Run, split_settings
 from mcit.reports.splits import find_split
@@ -63,7 +64,7 @@ class Setting:
 
     @property
     def short_tasks(self) -> list[str]:
-        return shorten_tasks(self.tasks)
+        return [make_plain(task) for task in shorten_tasks(self.tasks)]
 
     @property
     def classes_seen(self) -> list[int] | None:
@@ -91,7 +92,7 @@ def make_settings(groups: Sequence[Group]) -> list[Setting]:
             short, title = f"{len(own.tasks)}-tasks", f"{len(own.tasks)} tasks"
         taken = [setting.name for setting in made]
         short = short if short not in taken else f"{short}-{len(made) + 1}"
-        made.append(Setting(short, title, own.track, own.tasks, tuple(_make_series(members))))
+        made.append(Setting(short, make_plain(title), own.track, own.tasks, tuple(_make_series(members))))
     return made
 
 
@@ -184,7 +185,8 @@ def _make_series(groups: Sequence[Group]) -> list[Series]:
     for group in groups:
         furthest = max(len(run.matrix.rows) for run in group.runs)
         runs = tuple(run for run in group.runs if len(run.matrix.rows) == furthest)
-        family = re.sub(r"@[^\s\[(]+", "", group.variant)
-        made.append(Series(group.variant, group.method, read_strength(runs[0]), family, runs, runs[0].complete))
+        label = make_plain(group.variant)
+        family = re.sub(r"@[^\s\[(]+", "", label)
+        made.append(Series(label, group.method, read_strength(runs[0]), family, runs, runs[0].complete))
     methods = list(dict.fromkeys(group.method for group in groups))
     return sorted(made, key=lambda each: (methods.index(each.method), each.strength or 0.0, each.family))

@@ -27,6 +27,7 @@ from mcit.reports.figures.style import (
     VERMILLION,
     Drawing,
     make_figure,
+    make_plain,
     measure_text,
     plan_legend,
 )
@@ -85,7 +86,7 @@ def draw_layers(summaries: Sequence[Summary]) -> Drawing:
     for column, each in enumerate(summaries, start=1):
         for layer in each.layers:
             values[places.index(layer.place), column] = each.share(layer)
-    room = max(measure_text(place.layer) for place in places) + 0.3
+    room = max(measure_text(make_plain(place.layer)) for place in places) + 0.3
     wide = max(0.42, *(min(1.2, measure_text(name) + 0.1) for name in columns))
     figure = make_figure(max(COLUMN, min(TEXT, room + wide * len(columns))), 0.65 + 0.17 * len(places), title)
     axes = figure.subplots()
@@ -96,7 +97,7 @@ def draw_layers(summaries: Sequence[Summary]) -> Drawing:
     for label in axes.get_xticklabels():
         label.set_rotation_mode("anchor" if slanted else "default")
     axes.xaxis.tick_top()
-    axes.set_yticks(range(len(places)), [place.layer for place in places])
+    axes.set_yticks(range(len(places)), [make_plain(place.layer) for place in places])
     _strip(axes)
     axes.axvline(0.5, color="white", linewidth=3)
     caption = "Percent of all importance in each layer (rows), for each task or state; on the left that of the weights."
@@ -225,7 +226,7 @@ def _find_range(summaries: Sequence[Summary]) -> tuple[int, int]:
 
 
 def _shorten(label: str) -> str:
-    return label if len(label) <= LONGEST else f"{label[: LONGEST - 1]}…"
+    return make_plain(label if len(label) <= LONGEST else f"{label[: LONGEST - 1]}…")
 
 
 def _colour(number: int) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from mcit.reports.figures.style import TEXT, house_style, look_up, make_figure, measure_text
+from mcit.reports.figures.style import TEXT, house_style, look_up, make_figure, make_plain, measure_text
 
 STEP = 0.19  # inches between names, and between bars
 
@@ -24,7 +24,7 @@ def draw_critical_difference(names: Sequence[str], ranks: Sequence[float], cd: f
     if not cd > 0:
         raise ValueError(f"the critical difference must be above 0, found {cd}")
     order = sorted(range(len(names)), key=lambda place: (ranks[place], names[place]))
-    names, ranks = [names[place] for place in order], [ranks[place] for place in order]
+    names, ranks = [make_plain(names[place]) for place in order], [ranks[place] for place in order]
     bars = find_bars(ranks, cd)
     levels = _stack(bars)
     count = max(levels, default=-1) + 1

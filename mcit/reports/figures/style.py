@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import unicodedata
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -92,6 +93,17 @@ LOOKS = {
 # For the methods of anybody else: markers that none above has.
 OTHER_MARKERS = ("P", "X", "p", "h", "*", "8", "<", ">")
 OTHER_LINES = ("-", "--", "-.", (0, (5, 1, 1, 1, 1, 1)))
+
+
+def make_plain(text: str) -> str:
+    """Return a name as matplotlib must be given it: its dollars begin no formula, and SVG can hold its characters."""
+    shown = "".join("\N{REPLACEMENT CHARACTER}" if unicodedata.category(c) in ("Cc", "Cs") else c for c in text)
+    return shown.replace("$", "\\$")
+
+
+def read_plain(text: str) -> str:
+    """Return the text whose names `make_plain` made fit to be drawn, for readers of all else."""
+    return text.replace("\\$", "$")
 
 
 def look_up(method: str) -> Look:
@@ -200,7 +212,7 @@ def write_drawing(drawing: Drawing, folder: Path) -> FigureFile:
     """Write SVG, PDF and PNG; the same drawing gives the same bytes, on any day."""
     folder.mkdir(parents=True, exist_ok=True)
     svg, png, pdf = (folder / f"{drawing.name}.{suffix}" for suffix in ("svg", "png", "pdf"))
-    title, caption = drawing.title, drawing.caption
+    title, caption = read_plain(drawing.title), read_plain(drawing.caption)
     with house_style():
         drawing.figure.draw_without_rendering()
         drawing.figure.set_layout_engine("none")  # laid out once, the same for all files
