@@ -45,7 +45,9 @@ def score_answers(estimator: Estimator, logits: Tensor, labels: Tensor, position
             f"logits {list(logits.shape)} need labels {list(logits.shape[:2])}, found {list(labels.shape)}"
         )
     if estimator.labels == "all":
-        raise ValueError("labels 'all' would take one backward pass per answer that could be given; use 'sampled'")
+        raise ValueError(
+            "labels 'all' would take one backward pass per answer that could be given; use 'sampled'"
+        )
     counted = labels != IGNORED
     empty = torch.logical_not(counted.any(dim=1)).nonzero().flatten().tolist()
     if empty:
@@ -57,7 +59,11 @@ def score_answers(estimator: Estimator, logits: Tensor, labels: Tensor, position
     # half precision cannot tell a confident token from a certain one
     z = logits[example, place].to(torch.promote_types(logits.dtype, torch.float32))
     y = _choose_tokens(
-        estimator, z, labels[example, place], position[example.cpu()], _count_up(counted)[example, place]
+        estimator,
+        z,
+        labels[example, place],
+        position[example.cpu()],
+        _count_up(counted)[example, place],
     )
     tokens = _score_tokens(estimator, z, y)
     if estimator.score == "log_odds" and estimator.odds == "sequence":
@@ -73,7 +79,9 @@ def _count_up(counted: Tensor) -> Tensor:
     return counted.cumsum(dim=1) - 1
 
 
-def _choose_tokens(estimator: Estimator, z: Tensor, y: Tensor, position: Tensor, number: Tensor) -> Tensor:
+def _choose_tokens(
+    estimator: Estimator, z: Tensor, y: Tensor, position: Tensor, number: Tensor
+) -> Tensor:
     """Return the labels: those given, or what the model would say at each place after the answer's true beginning."""
     if y.numel() and not 0 <= int(y.min()) <= int(y.max()) < z.shape[1]:
         raise ValueError(
@@ -84,7 +92,9 @@ def _choose_tokens(estimator: Estimator, z: Tensor, y: Tensor, position: Tensor,
     if estimator.labels == "predicted":
         return z.detach().argmax(dim=1)
     below = z.detach().double().softmax(dim=1).cumsum(dim=1)
-    draws = draw_uniform(estimator.seed, position.cpu() * _LONGEST + number.cpu()).to(below)[:, None]
+    draws = draw_uniform(estimator.seed, position.cpu() * _LONGEST + number.cpu()).to(below)[
+        :, None
+    ]
     return (below < draws * below[:, -1:]).sum(dim=1).clamp_max(z.shape[1] - 1)
 
 
@@ -148,7 +158,9 @@ def read_answers(model: nn.Module, batch: Mapping[str, Any]) -> tuple[Tensor, Te
         return _get_logits(model(**inputs)), labels
     first = _find_first(labels)
     if first == 0:
-        raise ValueError("the first token of a row has a label, and nothing before it could predict it: set it to -100")
+        raise ValueError(
+            "the first token of a row has a label, and nothing before it could predict it: set it to -100"
+        )
     kept = labels.shape[1] - first + 1
     if "logits_to_keep" in inspect.signature(base.forward).parameters:
         inputs["logits_to_keep"] = kept

@@ -17,7 +17,9 @@ MOST_SEEDS = 10_000  # of a range: beyond it the range is a slip
 class Parser(argparse.ArgumentParser):
     """Options as argparse reads them. Each command answers for its own words, with its own usage."""
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[argparse.Namespace, list[str]]:
+    def parse_known_args(
+        self, args: Any = None, namespace: Any = None
+    ) -> tuple[argparse.Namespace, list[str]]:
         """Read the words; one that no option takes is an error here, and not of the parser above."""
         words = sys.argv[1:] if args is None else list(args)
         # before argparse looks: it would first complain that the option which was misspelt is missing
@@ -37,14 +39,20 @@ class Parser(argparse.ArgumentParser):
         options = list(itertools.takewhile(lambda word: word != "--", words))
         options = [word for word in options if word.startswith("--")]
         known = list(self._option_string_actions)
-        return [word for word in options if not any(name.startswith(word.partition("=")[0]) for name in known)]
+        return [
+            word
+            for word in options
+            if not any(name.startswith(word.partition("=")[0]) for name in known)
+        ]
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """Refuse what is not among the choices of an option."""
         if action.choices is None or value in action.choices:
             return
         known = [str(choice) for choice in action.choices]
-        problem = f"unknown choice {value!r}{suggest(str(value), known)} (choices: {', '.join(known)})"
+        problem = (
+            f"unknown choice {value!r}{suggest(str(value), known)} (choices: {', '.join(known)})"
+        )
         raise argparse.ArgumentError(action, problem)
 
     def _explain(self, unknown: Sequence[str]) -> str:
@@ -59,7 +67,9 @@ class Parser(argparse.ArgumentParser):
                 hint = "" if near is None else f"; did you mean {known[near]!r}?"
                 found.append(f"unknown option {name!r}{hint}")
         if not found:
-            found = [f"unexpected word {unknown[0]!r}; items of a list are joined by commas, without spaces"]
+            found = [
+                f"unexpected word {unknown[0]!r}; items of a list are joined by commas, without spaces"
+            ]
         return f"{'; '.join(found)} (`{self.prog} --help` explains all options)"
 
 
@@ -74,7 +84,9 @@ class OptionParser(Parser):
 def some_text(text: str) -> str:
     """Return a word that is not empty: an empty one is mostly a shell variable that was never set."""
     if not text.strip():
-        raise argparse.ArgumentTypeError("expected a word, found an empty one; leave the option out for its default")
+        raise argparse.ArgumentTypeError(
+            "expected a word, found an empty one; leave the option out for its default"
+        )
     return text
 
 
@@ -83,7 +95,9 @@ def whole_number(text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"expected a whole number such as 1, found {text!r}") from None
+        raise argparse.ArgumentTypeError(
+            f"expected a whole number such as 1, found {text!r}"
+        ) from None
 
 
 def number(text: str) -> float:
@@ -98,7 +112,9 @@ def split_list(text: str) -> list[str]:
     """Return the items of a comma-separated option."""
     items = [item.strip() for item in text.split(",")]
     if "" in items:
-        raise argparse.ArgumentTypeError(f"expected items such as a,b, found an empty one in {text!r}")
+        raise argparse.ArgumentTypeError(
+            f"expected items such as a,b, found an empty one in {text!r}"
+        )
     return items
 
 
@@ -108,10 +124,14 @@ def parse_seeds(texts: Sequence[str]) -> tuple[int, ...]:
     for text in texts:
         found = re.fullmatch(r"(\d+)(?:-(\d+))?", text.strip())
         if found is None:
-            raise ConfigError([f"seeds are whole numbers from 0, such as 1,2,3 or 1-3; found {text!r}"])
+            raise ConfigError(
+                [f"seeds are whole numbers from 0, such as 1,2,3 or 1-3; found {text!r}"]
+            )
         first = int(found[1])
         last = int(found[2] or found[1])
         if not first <= last < first + MOST_SEEDS:
-            raise ConfigError([f"seeds {text!r} is no range from a smaller seed to a larger one, such as 1-3"])
+            raise ConfigError(
+                [f"seeds {text!r} is no range from a smaller seed to a larger one, such as 1-3"]
+            )
         seeds += range(first, last + 1)
     return tuple(seeds)

@@ -23,7 +23,11 @@ FORMAT = "mcit checkpoint 1"
 STATE = "state.json"
 SUMS = "SHA256SUMS"  # `sha256sum -c SHA256SUMS` verifies a checkpoint by hand
 TENSORS = ".safetensors"
-PHASES = ("fit", "fitted", "done")  # within a task's steps, after them, and after its scores are known
+PHASES = (
+    "fit",
+    "fitted",
+    "done",
+)  # within a task's steps, after them, and after its scores are known
 _NAME = re.compile(r"(\d+)-(?:(fit)-(\d+)|(fitted)|(done))")
 
 
@@ -85,7 +89,9 @@ def read_checkpoint(path: Path) -> Snapshot:
     try:
         return Snapshot(about, {file.stem: load_file(file) for file in files})
     except SafetensorError as error:
-        raise DamagedError(f"checkpoint {path} is damaged: its tensors cannot be read ({error})") from None
+        raise DamagedError(
+            f"checkpoint {path} is damaged: its tensors cannot be read ({error})"
+        ) from None
 
 
 def verify_checkpoint(path: Path) -> tuple[dict[str, Any], list[str]]:
@@ -148,17 +154,23 @@ def remove_checkpoints(folder: Path) -> None:
 def pack(value: Any, tensors: dict[str, Tensor], where: str = "") -> Any:
     """A nested state as JSON; its tensors go into `tensors`, and places in the JSON name them."""
     if isinstance(value, Tensor):
-        name = where if where not in tensors else f"{where}#{len(tensors)}"  # a key may itself have a slash
+        name = (
+            where if where not in tensors else f"{where}#{len(tensors)}"
+        )  # a key may itself have a slash
         tensors[name] = value
         return {"tensor": name}
     if isinstance(value, Mapping):
         # keys may be numbers, which JSON has not
-        return {"items": [[key, pack(item, tensors, f"{where}/{key}")] for key, item in value.items()]}
+        return {
+            "items": [[key, pack(item, tensors, f"{where}/{key}")] for key, item in value.items()]
+        }
     if isinstance(value, Sequence) and not isinstance(value, str):
         return [pack(item, tensors, f"{where}/{place}") for place, item in enumerate(value)]
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    raise TypeError(f"a state holds tensors and JSON values only; {where or 'it'} is a {type(value).__name__}")
+    raise TypeError(
+        f"a state holds tensors and JSON values only; {where or 'it'} is a {type(value).__name__}"
+    )
 
 
 def unpack(value: Any, tensors: Mapping[str, Tensor]) -> Any:
@@ -188,9 +200,13 @@ def _read_state(path: Path) -> dict[str, Any]:
     try:
         about = json.loads((path / STATE).read_text(encoding="utf-8"))
     except ValueError as error:
-        raise DamagedError(f"checkpoint {path} is damaged: {STATE} is not valid JSON ({error})") from None
+        raise DamagedError(
+            f"checkpoint {path} is damaged: {STATE} is not valid JSON ({error})"
+        ) from None
     if not isinstance(about, dict):
-        raise DamagedError(f"checkpoint {path} is damaged: {STATE} holds a {type(about).__name__}, not an object")
+        raise DamagedError(
+            f"checkpoint {path} is damaged: {STATE} holds a {type(about).__name__}, not an object"
+        )
     return about
 
 
@@ -199,11 +215,15 @@ def _read_sums(path: Path) -> dict[str, str]:
     listed = path / SUMS
     # a pipe in its place would keep a reader waiting
     if not listed.is_file():
-        raise DamagedError(f"checkpoint {path} is damaged: {SUMS} cannot be read (there is no such file)")
+        raise DamagedError(
+            f"checkpoint {path} is damaged: {SUMS} cannot be read (there is no such file)"
+        )
     try:
         lines = listed.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise DamagedError(f"checkpoint {path} is damaged: {SUMS} cannot be read ({error})") from None
+        raise DamagedError(
+            f"checkpoint {path} is damaged: {SUMS} cannot be read ({error})"
+        ) from None
     noted = {}
     for line in lines:
         digest, _, name = line.partition("  ")

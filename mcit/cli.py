@@ -74,4 +74,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_debug(parser: argparse.ArgumentParser, default: bool | str) -> None:
-    parser.add_argument("--debug", action="store_true", default=default, help="show the traceback of every error")
+    parser.add_argument(
+        "--debug", action="store_true", default=default, help="show the traceback of every error"
+    )

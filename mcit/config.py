@@ -45,7 +45,9 @@ def _check_ranges(config: Any, **ranges: tuple[int, int | None]) -> None:
     for name, (least, most) in ranges.items():
         value, limit = getattr(config, name), math.inf if most is None else most
         if not least <= value <= limit:
-            problems.append(f"'{name}' must be from {least}{'' if most is None else f' to {most}'}, found {value}")
+            problems.append(
+                f"'{name}' must be from {least}{'' if most is None else f' to {most}'}, found {value}"
+            )
     if problems:
         raise ConfigError(problems)
 
@@ -70,8 +72,12 @@ class ModelConfig:
     name: str = "auto"  # the embedded ViLT, ViLT-B/32 for real data, or resnet18 for class-incremental tasks
     lora: LoraConfig = LoraConfig()
     gradient_checkpointing: bool = False
-    width: int | None = None  # base channels of resnet18; None: what suits the data set, 64 for photographs
-    channels_last: bool = True  # the layout in memory of resnet18's images and weights; faster on CPUs
+    width: int | None = (
+        None  # base channels of resnet18; None: what suits the data set, 64 for photographs
+    )
+    channels_last: bool = (
+        True  # the layout in memory of resnet18's images and weights; faster on CPUs
+    )
 
     def __post_init__(self) -> None:
         if self.width is not None:
@@ -82,7 +88,9 @@ class ModelConfig:
 class TrainingConfig:
     """How steps are taken; what is learned in how many of them belongs to the task's recipe."""
 
-    mixed_precision: Literal["no", "bf16", "fp16"] | None = None  # None: what `accelerate launch` says
+    mixed_precision: Literal["no", "bf16", "fp16"] | None = (
+        None  # None: what `accelerate launch` says
+    )
     accumulate: int = 1  # parts in which a batch goes through the network
     clip_norm: float | None = None
     workers: int = 0
@@ -99,7 +107,11 @@ class TrainingConfig:
         if self.eval_batch_size is not None:
             _check_ranges(self, eval_batch_size=(1, None))
         if self.clip_norm is not None and not self.clip_norm > 0:
-            raise ConfigError([f"'clip_norm' must be above 0, found {self.clip_norm}; leave it out for no clipping"])
+            raise ConfigError(
+                [
+                    f"'clip_norm' must be above 0, found {self.clip_norm}; leave it out for no clipping"
+                ]
+            )
 
 
 @dataclass(frozen=True)
@@ -115,7 +127,11 @@ class CheckpointConfig:
         _check_ranges(self, keep=(1, None))
         for name in ("every_steps", "every_minutes"):
             if getattr(self, name) is not None and not getattr(self, name) > 0:
-                raise ConfigError([f"'{name}' must be above 0, found {getattr(self, name)}; leave it out for never"])
+                raise ConfigError(
+                    [
+                        f"'{name}' must be above 0, found {getattr(self, name)}; leave it out for never"
+                    ]
+                )
 
 
 @dataclass(frozen=True)
@@ -132,9 +148,13 @@ class RunConfig:
     checkpoint: CheckpointConfig = CheckpointConfig()
     tasks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     methods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    flavour: Literal["release", "exact"] | None = None  # a file in configs/flavours/, under what is given here
+    flavour: Literal["release", "exact"] | None = (
+        None  # a file in configs/flavours/, under what is given here
+    )
     data_root: str | None = None
-    on_bad_record: Literal["fail", "skip"] = "fail"  # skip: wrong records are left out, counted and reported
+    on_bad_record: Literal["fail", "skip"] = (
+        "fail"  # skip: wrong records are left out, counted and reported
+    )
     seed: int = 1
     single: str | None = None  # a run of method `single`, for knowledge transfer
     tracker: str | None = None  # one that accelerate knows: tensorboard, wandb, ...
@@ -143,7 +163,9 @@ class RunConfig:
     def __post_init__(self) -> None:
         _check_ranges(self, seed=(0, 2**32 - 1))
         names = ("output", "data_root", "single")
-        problems = [problem for name in names for problem in find_path_problems(name, getattr(self, name))]
+        problems = [
+            problem for name in names for problem in find_path_problems(name, getattr(self, name))
+        ]
         if problems:
             raise ConfigError(problems)
 
@@ -162,7 +184,9 @@ def find_path_problems(option: str, name: str | None) -> list[str]:
     try:
         name.encode("utf-8")
     except UnicodeEncodeError:
-        return [f"'{option}' is {name!r}, which is not valid UTF-8; rename the folder or choose another"]
+        return [
+            f"'{option}' is {name!r}, which is not valid UTF-8; rename the folder or choose another"
+        ]
     return []
 
 
@@ -177,7 +201,9 @@ def cache_root() -> Path:
     except RuntimeError as error:
         where = f"MCIT_CACHE is {named!r}" if named else "HOME is not set"
         raise ConfigError(
-            [f"there is no folder for caches ({where}: {error}); set MCIT_CACHE to a folder that may be written to"]
+            [
+                f"there is no folder for caches ({where}: {error}); set MCIT_CACHE to a folder that may be written to"
+            ]
         ) from None
 
 
@@ -187,26 +213,46 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     try:
         data = load_yaml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        near = suggest(path.name, [p.name for p in path.parent.glob("*.yaml")]) if path.parent.is_dir() else ""
+        near = (
+            suggest(path.name, [p.name for p in path.parent.glob("*.yaml")])
+            if path.parent.is_dir()
+            else ""
+        )
         raise ConfigError([f"no configuration file {str(path)!r}{near}"]) from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError([f"{path} is not valid YAML: {' '.join(str(error).split())}"]) from None
     except OSError as error:
-        raise ConfigError([f"{path} cannot be read as a configuration file: {error.strerror}"]) from None
+        raise ConfigError(
+            [f"{path} cannot be read as a configuration file: {error.strerror}"]
+        ) from None
     if data is None:
         example = "write what differs from the defaults, such as `order: [vqa, nlvr2]`"
         raise ConfigError([f"{path} is empty, or holds nothing but comments; {example}"])
     if not isinstance(data, dict):
-        raise ConfigError([f"{path} holds a {kind_of(data)} where names with values are expected, such as `seed: 1`"])
+        raise ConfigError(
+            [
+                f"{path} holds a {kind_of(data)} where names with values are expected, such as `seed: 1`"
+            ]
+        )
     return data
 
 
 def own_folders(kind: str) -> list[str]:
     """The user's own folders of `tasks` or `methods`, in those that the environment's MCIT_PATH lists."""
-    listed = [Path(folder).expanduser() for folder in os.environ.get("MCIT_PATH", "").split(os.pathsep) if folder]
-    empty = [str(path) for path in listed if not any((path / name).is_dir() for name in ("tasks", "methods"))]
+    listed = [
+        Path(folder).expanduser()
+        for folder in os.environ.get("MCIT_PATH", "").split(os.pathsep)
+        if folder
+    ]
+    empty = [
+        str(path)
+        for path in listed
+        if not any((path / name).is_dir() for name in ("tasks", "methods"))
+    ]
     if empty:
-        raise ConfigError([f"MCIT_PATH lists {path!r}, which has no folder tasks or methods" for path in empty])
+        raise ConfigError(
+            [f"MCIT_PATH lists {path!r}, which has no folder tasks or methods" for path in empty]
+        )
     return [str((folder / kind).resolve()) for folder in listed if (folder / kind).is_dir()]
 
 
@@ -227,17 +273,23 @@ def override(data: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, A
         key, equals, text = assignment.partition("=")
         names = key.strip().split(".")
         if not equals or not all(names):
-            problems.append(f"override {assignment!r} is not of the form name=value, such as method.strength=1e4")
+            problems.append(
+                f"override {assignment!r} is not of the form name=value, such as method.strength=1e4"
+            )
             continue
         target = result
         for depth, name in enumerate(names[:-1]):
             if target.get(name) is None:
                 target[name] = {}
             elif isinstance(target[name], str) and depth == 0:
-                target[name] = {"name": target[name]}  # `method: ewc` and `method.strength=1` go together
+                target[name] = {
+                    "name": target[name]
+                }  # `method: ewc` and `method.strength=1` go together
             target = target[name]
             if not isinstance(target, dict):
-                problems.append(f"override {assignment!r}: {'.'.join(names[: depth + 1])} is no section")
+                problems.append(
+                    f"override {assignment!r}: {'.'.join(names[: depth + 1])} is no section"
+                )
                 break
         else:
             target[names[-1]] = read_value(text)
@@ -252,4 +304,6 @@ def to_yaml(config: Any) -> str:
 
 
 def _copy(data: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: _copy(value) if isinstance(value, Mapping) else value for key, value in data.items()}
+    return {
+        key: _copy(value) if isinstance(value, Mapping) else value for key, value in data.items()
+    }

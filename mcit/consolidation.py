@@ -106,13 +106,17 @@ class ConsolidationManager:
             del self.importance[name], self.anchor[name]
             self.capped.pop(name, None)
         self.present = found
-        self.parameters = {name: p for name, p in found.items() if p.requires_grad or name in self.importance}
+        self.parameters = {
+            name: p for name, p in found.items() if p.requires_grad or name in self.importance
+        }
         self._model = model if isinstance(model, nn.Module) else None
         self._places = _list_places(self._model)
         self._idle.clear()
 
     @torch.no_grad()
-    def consolidate(self, importance: Importance | Mapping[str, Tensor], old_share: float | None = None) -> None:
+    def consolidate(
+        self, importance: Importance | Mapping[str, Tensor], old_share: float | None = None
+    ) -> None:
         """Take in the importance of the task just learned, and the present weights as its anchor.
 
         Parameters that the importance does not name keep what they have. Nothing changes if anything is wrong. A path
@@ -156,13 +160,22 @@ class ConsolidationManager:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             gradient = local(parameter.grad)
-            _add_pull(gradient[: len(held)] if held.ndim else gradient, weight, anchor, held, self.strength)
+            _add_pull(
+                gradient[: len(held)] if held.ndim else gradient,
+                weight,
+                anchor,
+                held,
+                self.strength,
+            )
         return ratio
 
     @torch.no_grad()
     def penalty(self) -> Tensor:
         """The penalty's value, strength/2 * sum importance * (weight - anchor)^2, for logging."""
-        pulls = ((p, (w - a).square_().mul_(held).sum(dtype=torch.float64)) for w, p, held, a in self._held())
+        pulls = (
+            (p, (w - a).square_().mul_(held).sum(dtype=torch.float64))
+            for w, p, held, a in self._held()
+        )
         return combine(pulls) * (self.strength / 2)
 
     @torch.no_grad()
@@ -212,15 +225,21 @@ class ConsolidationManager:
         check_same_parameters("the state's anchor", anchor, importance)
         missing = [name for name in importance if name not in self.present]
         if missing:
-            raise ValueError(f"the state protects {missing[0]!r} (of {len(missing)}), which the model does not have")
+            raise ValueError(
+                f"the state protects {missing[0]!r} (of {len(missing)}), which the model does not have"
+            )
         for name, held in importance.items():
             _check_grown(name, held, self.present[name])
         _check_numbers("importance", importance, least=0)
         _check_numbers("anchor", anchor)
         _check_settings(about["strength"], about["merge"], about["decay"])
         # a head that is frozen by now may still be protected
-        self.parameters = {n: p for n, p in self.present.items() if p.requires_grad or n in importance}
-        self.importance = {name: _adopt(held, self.parameters[name]) for name, held in importance.items()}
+        self.parameters = {
+            n: p for n, p in self.present.items() if p.requires_grad or n in importance
+        }
+        self.importance = {
+            name: _adopt(held, self.parameters[name]) for name, held in importance.items()
+        }
         self.anchor = {name: _adopt(held, self.parameters[name]) for name, held in anchor.items()}
         self.strength, self.merge, self.decay = about["strength"], about["merge"], about["decay"]
         self.capped, self.history = dict(about["capped"]), list(about["history"])
@@ -228,7 +247,11 @@ class ConsolidationManager:
     def save(self, path: str | Path) -> None:
         """Write the state as one safetensors file of whole tensors, which fits however the model is sharded."""
         state = self.state_dict()
-        tensors = {f"{part}/{name}": t for part in ("importance", "anchor") for name, t in state[part].items()}
+        tensors = {
+            f"{part}/{name}": t
+            for part in ("importance", "anchor")
+            for name, t in state[part].items()
+        }
         write_tensors(tensors, path, {"format": FORMAT, "about": json.dumps(state["about"])})
 
     def load(self, path: str | Path) -> None:
@@ -279,7 +302,9 @@ class ConsolidationManager:
         if all(place.get(name) is found for place, name, found in self._places):
             return
         present = _name_parameters(self._model)
-        replaced = [name for name in self.importance if present.get(name) is not self.parameters[name]]
+        replaced = [
+            name for name in self.importance if present.get(name) is not self.parameters[name]
+        ]
         if replaced:
             raise ValueError(
                 f"{len(replaced)} held parameters are no longer the model's, first {replaced[0]!r}: they were replaced "
@@ -305,7 +330,11 @@ class ConsolidationManager:
 
     def _warn_of_idle(self) -> None:
         """Warn, once for each, of held parameters that train and have no gradient."""
-        idle = [name for name, parameter in self._list_held() if parameter.grad is None and name not in self._idle]
+        idle = [
+            name
+            for name, parameter in self._list_held()
+            if parameter.grad is None and name not in self._idle
+        ]
         if not idle:
             return
         self._idle.update(idle)
@@ -318,7 +347,11 @@ class ConsolidationManager:
 
     def _compare_gradients(self) -> float:
         """The length of the penalty's gradient over that of the task's."""
-        tasks = ((p, _square_length(local(p.grad))) for p in self.parameters.values() if p.grad is not None)
+        tasks = (
+            (p, _square_length(local(p.grad)))
+            for p in self.parameters.values()
+            if p.grad is not None
+        )
         task = float(combine(tasks))
         pull = float(combine((p, _square_length((w - a) * held)) for w, p, held, a in self._held()))
         return self.strength * math.sqrt(pull / task) if task else math.inf
@@ -354,17 +387,26 @@ class ConsolidationManager:
                 f"{next(iter(self.parameters), 'nothing')!r}, ...); make the manager of the same bare model, and after "
                 "a model has changed, call track(model)"
             )
-        check_same_parameters("the importance", values, {name: self.parameters[name] for name in values})
+        check_same_parameters(
+            "the importance", values, {name: self.parameters[name] for name in values}
+        )
         _check_numbers("importance", values, least=0)
 
-    def _note(self, importance: Importance | Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+    def _note(
+        self, importance: Importance | Mapping[str, Tensor], values: Mapping[str, Tensor]
+    ) -> None:
         known = isinstance(importance, Importance)
         self.history.append(importance.describe() if known else "importance given as tensors")
         cap = importance.estimator.cap if known and importance.estimator else None
-        for name, value in values.items():  # of the latest importance: what is merged has no cap of its own
+        for (
+            name,
+            value,
+        ) in values.items():  # of the latest importance: what is merged has no cap of its own
             self.capped.pop(name, None)
             if cap is not None and value.numel():
-                self.capped[name] = float(combine([(value, (local(value) >= cap).sum())])) / value.numel()
+                self.capped[name] = (
+                    float(combine([(value, (local(value) >= cap).sum())])) / value.numel()
+                )
 
 
 # The dictionary in which a module or parameter is registered, its name there, and what was found.
@@ -384,7 +426,9 @@ def _name_parameters(model: nn.Module | NamedParameters | None) -> dict[str, nn.
         name, parameter = item
         found[bare_name(name)] = parameter
     if not found:
-        raise ValueError("no parameters were given: pass the model (a generator that was read before gives nothing)")
+        raise ValueError(
+            "no parameters were given: pass the model (a generator that was read before gives nothing)"
+        )
     return found
 
 
@@ -402,7 +446,9 @@ def _held_dtype(parameter: Tensor) -> torch.dtype:
     return torch.promote_types(parameter.dtype, torch.float32)
 
 
-def _add_pull(gradient: Tensor, weight: Tensor, anchor: Tensor, held: Tensor, strength: float) -> None:
+def _add_pull(
+    gradient: Tensor, weight: Tensor, anchor: Tensor, held: Tensor, strength: float
+) -> None:
     if gradient.dtype != held.dtype:
         pull = (weight - anchor).mul_(held).mul_(strength)
         gradient.add_(pull.to(gradient.dtype))
@@ -447,7 +493,10 @@ def _check_numbers(what: str, values: Mapping[str, Tensor], least: float = -math
     """
     wrong = {name: _count_wrong(local(value), least) for name, value in values.items()}
     if float(combine((values[name], count) for name, count in wrong.items())):
-        first = next((repr(name) for name, count in wrong.items() if count), "a tensor of which others hold a part")
+        first = next(
+            (repr(name) for name, count in wrong.items() if count),
+            "a tensor of which others hold a part",
+        )
         kind = "non-finite" if least == -math.inf else "negative or non-finite"
         raise ValueError(f"the {what} of {first} has {kind} values; nothing was changed")
 

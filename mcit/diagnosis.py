@@ -24,7 +24,9 @@ class Diagnosis:
     share_capped: float
     share_near_zero: float
     capped_by_tensor: Mapping[str, float]
-    limit: float | None = None  # stiffness beyond which explicit steps diverge, if the step is known
+    limit: float | None = (
+        None  # stiffness beyond which explicit steps diverge, if the step is known
+    )
     share_unstable: float = 0.0
 
     def warning(self) -> str | None:
@@ -67,15 +69,24 @@ def diagnose(
     weights = sum(tensor.numel() for tensor in importance.values())
     if not weights:
         return Diagnosis(0, 0.0, 0.0, 0.0, 0.0, {})
-    mean = float(combine((tensor, part.sum(dtype=torch.float64)) for tensor, part in held)) / weights
-    top = float(combine(((t, part.max() if part.numel() else part.new_zeros(())) for t, part in held), "max"))
+    mean = (
+        float(combine((tensor, part.sum(dtype=torch.float64)) for tensor, part in held)) / weights
+    )
+    top = float(
+        combine(
+            ((t, part.max() if part.numel() else part.new_zeros(())) for t, part in held), "max"
+        )
+    )
     limit = 2 * (1 + momentum) / learning_rate if learning_rate else None
-    low, beyond = combine((tensor, _count(part, NEAR_ZERO * mean, strength, limit)) for tensor, part in held).tolist()
+    low, beyond = combine(
+        (tensor, _count(part, NEAR_ZERO * mean, strength, limit)) for tensor, part in held
+    ).tolist()
     return Diagnosis(
         weights,
         strength * mean,
         strength * top,
-        sum(capped.get(name, 0.0) * tensor.numel() for name, tensor in importance.items()) / weights,
+        sum(capped.get(name, 0.0) * tensor.numel() for name, tensor in importance.items())
+        / weights,
         low / weights,
         dict(capped),
         limit,
@@ -86,4 +97,6 @@ def diagnose(
 def _count(part: Tensor, near_zero: float, strength: float, limit: float | None) -> Tensor:
     """How many weights are free, and how many stiffer than the limit."""
     low = (part <= near_zero).sum()
-    return torch.stack([low, torch.zeros_like(low) if limit is None else (part * strength > limit).sum()])
+    return torch.stack(
+        [low, torch.zeros_like(low) if limit is None else (part * strength > limit).sum()]
+    )

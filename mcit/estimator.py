@@ -73,9 +73,13 @@ class Estimator:
             if get_origin(hint) is Literal and value not in get_args(hint):
                 choices = get_args(hint)
                 near = suggest(str(value), choices)
-                problems.append(f"estimator.{name} is {value!r}{near} (choices: {', '.join(choices)})")
+                problems.append(
+                    f"estimator.{name} is {value!r}{near} (choices: {', '.join(choices)})"
+                )
         if self.cap is not None and not self.cap > 0:
-            problems.append(f"estimator.cap must be above 0, found {self.cap}; leave it out for no cap")
+            problems.append(
+                f"estimator.cap must be above 0, found {self.cap}; leave it out for no cap"
+            )
         if self.samples is not None and not _is_budget(self.samples):
             problems.append(
                 f"estimator.samples must be a count from 1 or a fraction above 0 and up to 1.0, found {self.samples!r}"
@@ -83,9 +87,13 @@ class Estimator:
         if self.candidates is not None and self.candidates < 2:
             problems.append(f"estimator.candidates must be at least 2, found {self.candidates}")
         if self.unit == "batch" and self.labels == "all":
-            problems.append("labels 'all' weighs every label of every example: it needs unit 'example'")
+            problems.append(
+                "labels 'all' weighs every label of every example: it needs unit 'example'"
+            )
         if self.update_buffers and (self.unit, self.mode) != ("batch", "train"):
-            problems.append("update_buffers reproduces the EWC-DR release and needs unit 'batch' and mode 'train'")
+            problems.append(
+                "update_buffers reproduces the EWC-DR release and needs unit 'batch' and mode 'train'"
+            )
         problems += self._find_ignored()
         if problems:
             raise EstimatorError(problems)
@@ -93,12 +101,15 @@ class Estimator:
     def _find_ignored(self) -> list[str]:
         """Choices that would change nothing: whoever made them expects something else."""
         ignored = {
-            f"labels {self.labels!r}": self.score in ("output_norm", "custom") and self.labels != "true",
+            f"labels {self.labels!r}": self.score in ("output_norm", "custom")
+            and self.labels != "true",
             f"function {self.function!r}": self.score != "custom" and self.function != "",
             f"norm {self.norm!r}": self.score != "output_norm" and self.norm != "l2",
-            f"reversal {self.reversal!r}": self.score != "reversed" and self.reversal != "positives",
+            f"reversal {self.reversal!r}": self.score != "reversed"
+            and self.reversal != "positives",
             f"odds {self.odds!r}": self.score != "log_odds" and self.odds != "sequence",
-            f"candidates {self.candidates}": self.score != "reversed" and self.candidates is not None,
+            f"candidates {self.candidates}": self.score != "reversed"
+            and self.candidates is not None,
             f"centered {self.centered}": self.score != "output_norm" and self.centered is not None,
             f"length {self.length!r}": self.score == "custom" and self.length != "sum",
         }
@@ -120,11 +131,16 @@ class Estimator:
         of = "" if self.unit == "example" else "batch-mean "
         parts = [f"score {self._describe_score()}"]
         if self.score not in ("output_norm", "custom"):
-            parts.append(f"labels {self.labels}" + (f" (seed {self.seed})" if self.labels == "sampled" else ""))
+            parts.append(
+                f"labels {self.labels}"
+                + (f" (seed {self.seed})" if self.labels == "sampled" else "")
+            )
         if self.length != "sum":
             parts.append("mean over the tokens of an answer")
         parts.append(f"mode {self.mode}" + (", buffers updated" if self.update_buffers else ""))
-        parts.append("all samples" if self.samples is None else f"samples {self.samples} (seed {self.seed})")
+        parts.append(
+            "all samples" if self.samples is None else f"samples {self.samples} (seed {self.seed})"
+        )
         parts.append("no cap" if self.cap is None else f"cap {self.cap:g}")
         if self.shuffle:
             parts.append(f"shuffled within each tensor (seed {self.seed})")
@@ -146,14 +162,18 @@ class Estimator:
         return self.score
 
 
-def score_examples(estimator: Estimator, logits: Tensor, target: Tensor, position: Tensor) -> Iterator[Tensor]:
+def score_examples(
+    estimator: Estimator, logits: Tensor, target: Tensor, position: Tensor
+) -> Iterator[Tensor]:
     """Vectors [batch] whose per-example gradients, squared and added up, are the estimate.
 
     `target` holds class ids [batch] (also the right one of several choices) or soft labels [batch, outputs].
     `position` [batch] tells the examples apart where labels are sampled, whatever their batch or process.
     """
     if estimator.score == "custom":
-        raise ValueError("score 'custom' needs a function: measure_importance(model, loader, score=function)")
+        raise ValueError(
+            "score 'custom' needs a function: measure_importance(model, loader, score=function)"
+        )
     target = target if target.is_floating_point() else target.long()
     _refuse_text_options(estimator)
     _check_shapes(logits, target)
@@ -178,7 +198,11 @@ def score_examples(estimator: Estimator, logits: Tensor, target: Tensor, positio
 def _score(estimator: Estimator, logits: Tensor, labels: Tensor) -> Tensor:
     multi_label = labels.is_floating_point()
     if estimator.score == "plain":
-        return _multi_label_nll(logits, labels) if multi_label else F.cross_entropy(logits, labels, reduction="none")
+        return (
+            _multi_label_nll(logits, labels)
+            if multi_label
+            else F.cross_entropy(logits, labels, reduction="none")
+        )
     if estimator.score == "log_odds":
         return (labels * logits).sum(dim=1) if multi_label else _log_odds(logits, labels)
     if not multi_label:
@@ -187,7 +211,9 @@ def _score(estimator: Estimator, logits: Tensor, labels: Tensor) -> Tensor:
         return _multi_label_nll(-logits, labels)
     if estimator.reversal == "positives":
         return (labels * F.softplus(logits)).sum(dim=1)  # -y log sigmoid(-z)
-    share = labels / labels.sum(dim=1, keepdim=True).clamp_min(torch.finfo(labels.dtype).tiny)  # all-zero stays zero
+    share = labels / labels.sum(dim=1, keepdim=True).clamp_min(
+        torch.finfo(labels.dtype).tiny
+    )  # all-zero stays zero
     return -(share * F.log_softmax(-logits, dim=1)).sum(dim=1)
 
 
@@ -204,7 +230,9 @@ def _log_odds(logits: Tensor, labels: Tensor) -> Tensor:
 def _score_every_multi_label(estimator: Estimator, logits: Tensor) -> Iterator[Tensor]:
     """Independent labels: E[(Σ a_k(y_k) ∂z_k)²] is the square of its mean plus one variance per label, exactly."""
     if estimator.score == "reversed" and estimator.reversal == "softmax":
-        raise ValueError("labels 'all' have no closed form for the softmax reversal; use labels 'sampled'")
+        raise ValueError(
+            "labels 'all' have no closed form for the softmax reversal; use labels 'sampled'"
+        )
     _refuse_many_classes(logits)
     chance = logits.detach().sigmoid()  # [batch, labels]
     if estimator.score != "plain":  # the mean gradient of the plain score is zero
@@ -216,7 +244,9 @@ def _score_every_multi_label(estimator: Estimator, logits: Tensor) -> Iterator[T
         yield deviation[:, label] * logits[:, label]
 
 
-def _choose_labels(estimator: Estimator, logits: Tensor, target: Tensor, position: Tensor) -> Tensor:
+def _choose_labels(
+    estimator: Estimator, logits: Tensor, target: Tensor, position: Tensor
+) -> Tensor:
     if estimator.labels == "true":
         return target.to(logits.dtype) if target.is_floating_point() else target
     if target.is_floating_point():
@@ -252,7 +282,9 @@ def _refuse_text_options(estimator: Estimator) -> None:
     }
     for name, is_set in meant.items():
         if is_set:
-            raise ValueError(f"estimator.{name} is for answers in words, and these logits are of classes: leave it out")
+            raise ValueError(
+                f"estimator.{name} is for answers in words, and these logits are of classes: leave it out"
+            )
 
 
 def _check_shapes(logits: Tensor, target: Tensor) -> None:

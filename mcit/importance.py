@@ -24,10 +24,23 @@ from mcit.estimator import Estimator, score_examples
 from mcit.gradients.as_it_was import as_it_was, uncompiled
 from mcit.gradients.mean_gradients import MeanGradients
 from mcit.gradients.per_example import PerExampleGradients
-from mcit.named_tensors import bare_name, check_same_parameters, fingerprint, read_tensors, write_tensors
+from mcit.named_tensors import (
+    bare_name,
+    check_same_parameters,
+    fingerprint,
+    read_tensors,
+    write_tensors,
+)
 from mcit.parallel.global_batch import BatchNorm2d, holding, process_rank
 from mcit.parallel.sharded import combine, cut, is_sharded, local, whole, wrap
-from mcit.parallel.shares import Share, budget, join_batches, share_batches, share_loader, sum_over_processes
+from mcit.parallel.shares import (
+    Share,
+    budget,
+    join_batches,
+    share_batches,
+    share_loader,
+    sum_over_processes,
+)
 
 __all__ = ["Estimator", "Importance", "fingerprint", "measure_importance", "read_logits"]
 
@@ -51,7 +64,11 @@ class Importance:
     def describe(self) -> str:
         """The estimator's line, with the number of examples."""
         seen = f"; {self.examples} examples seen" if self.examples else ""
-        return (self.estimator.describe() if self.estimator else self.note or "importance of unknown origin") + seen
+        return (
+            self.estimator.describe()
+            if self.estimator
+            else self.note or "importance of unknown origin"
+        ) + seen
 
     def save(self, path: str | Path, **extra: str) -> None:
         """Write a safetensors file that `load` reads and that tells by itself how it was made."""
@@ -69,24 +86,39 @@ class Importance:
     def state_dict(self) -> dict[str, Any]:
         """Tensors and JSON, for a checkpoint; `from_state_dict` is the counterpart."""
         estimator = dataclasses.asdict(self.estimator) if self.estimator else None
-        return {"values": dict(self.values), "estimator": estimator, "examples": self.examples, "note": self.note}
+        return {
+            "values": dict(self.values),
+            "estimator": estimator,
+            "examples": self.examples,
+            "note": self.note,
+        }
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> Importance:
-        estimator = parse(Estimator, state["estimator"], "estimator") if state["estimator"] else None
+        estimator = (
+            parse(Estimator, state["estimator"], "estimator") if state["estimator"] else None
+        )
         return cls(state["values"], estimator, state["examples"], state["note"])
 
     @classmethod
-    def load(cls, path: str | Path, parameters: Iterable[tuple[str, Tensor]] | None = None) -> Importance:
+    def load(
+        cls, path: str | Path, parameters: Iterable[tuple[str, Tensor]] | None = None
+    ) -> Importance:
         """Read a file written by `save`; with named parameters, refuse one that was made for others."""
         values, about = read_tensors(path, FORMAT)
         if fingerprint(values) != about["fingerprint"]:
-            raise ValueError(f"{path} is damaged: its tensors are not those it was written with; make it again")
+            raise ValueError(
+                f"{path} is damaged: its tensors are not those it was written with; make it again"
+            )
         if parameters is not None:
             # what is frozen has no importance to fit
             present = {name: p for name, p in parameters if p.requires_grad or name in values}
             check_same_parameters(f"importance file {path}", values, present)
-        estimator = parse(Estimator, json.loads(about["estimator"]), "estimator") if about["estimator"] else None
+        estimator = (
+            parse(Estimator, json.loads(about["estimator"]), "estimator")
+            if about["estimator"]
+            else None
+        )
         return cls(values, estimator, int(about["examples"]), about["note"])
 
 
@@ -115,7 +147,9 @@ def measure_importance(
     """
     function = options.pop("score") if callable(options.get("score")) else None
     if function is not None:
-        options.update(score="custom", function=getattr(function, "__qualname__", type(function).__name__))
+        options.update(
+            score="custom", function=getattr(function, "__qualname__", type(function).__name__)
+        )
     estimator = _choose_estimator(estimator, options)
     model = _unwrap(model)
     parameters = _choose_parameters(model, only)
@@ -129,13 +163,19 @@ def measure_importance(
     with as_it_was(model, parameters, keep_buffers=estimator.update_buffers), uncompiled(model):
         _set_mode(model, estimator)
         device = local(next(iter(parameters.values()))).device
-        shares = _read(loader, estimator, device, progress, together=sharded or estimator.unit == "batch")
+        shares = _read(
+            loader, estimator, device, progress, together=sharded or estimator.unit == "batch"
+        )
         sums, count, examples, paths = measure(model, parameters, shares, estimator, score)
     if not examples:
-        raise ValueError("importance was asked for, but the loader gave no example; check the data and `samples`")
+        raise ValueError(
+            "importance was asked for, but the loader gave no example; check the data and `samples`"
+        )
     values = {}
     for number, (name, total) in enumerate(sums.items()):
-        values[name] = _finish(estimator, number, wrap(total.div_(count), parameters[name].detach()))
+        values[name] = _finish(
+            estimator, number, wrap(total.div_(count), parameters[name].detach())
+        )
     _check_finite(values)
     return Importance(values, estimator, examples, paths=paths)
 
@@ -155,7 +195,11 @@ def read_logits(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
         output = model(batch[0])
         target = batch[1]
     else:
-        found = f"a dictionary of {', '.join(map(str, batch))}" if isinstance(batch, Mapping) else type(batch).__name__
+        found = (
+            f"a dictionary of {', '.join(map(str, batch))}"
+            if isinstance(batch, Mapping)
+            else type(batch).__name__
+        )
         raise TypeError(
             f"a batch is {found}: importance reads (inputs, target) pairs and dictionaries with "
             "'labels'; for others give forward=lambda model, batch: (logits, target), or, as for the start and end of "
@@ -175,25 +219,41 @@ def _choose_estimator(estimator: Estimator | None, options: Mapping[str, Any]) -
     for name in options:
         if name not in known:
             near = suggest(name, known)
-            raise TypeError(f"measure_importance has no option {name!r}{near} (options: {', '.join(known)})")
+            raise TypeError(
+                f"measure_importance has no option {name!r}{near} (options: {', '.join(known)})"
+            )
     return dataclasses.replace(estimator or Estimator(), **options)
 
 
-def _choose_parameters(model: nn.Module, only: Callable[[str], bool] | None) -> dict[str, nn.Parameter]:
+def _choose_parameters(
+    model: nn.Module, only: Callable[[str], bool] | None
+) -> dict[str, nn.Parameter]:
     """Return what is measured, by its names in the bare model."""
     if torch.is_inference_mode_enabled():
-        raise RuntimeError("importance needs gradients and cannot be measured inside torch.inference_mode()")
-    named = ((bare_name(name), parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
+        raise RuntimeError(
+            "importance needs gradients and cannot be measured inside torch.inference_mode()"
+        )
+    named = (
+        (bare_name(name), parameter)
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    )
     parameters = {name: parameter for name, parameter in named if only is None or only(name)}
     if not parameters:
-        raise ValueError("the model has no trainable parameter; importance is measured where requires_grad is True")
+        raise ValueError(
+            "the model has no trainable parameter; importance is measured where requires_grad is True"
+        )
     empty = [name for name, parameter in parameters.items() if parameter.is_meta]
     if empty:
-        raise ValueError(f"{empty[0]!r} is on the meta device and has no values: load the model's weights first")
+        raise ValueError(
+            f"{empty[0]!r} is on the meta device and has no values: load the model's weights first"
+        )
     return parameters
 
 
-def _choose_score(estimator: Estimator, function: ScoreFunction | None, forward: Forward | None) -> _Score:
+def _choose_score(
+    estimator: Estimator, function: ScoreFunction | None, forward: Forward | None
+) -> _Score:
     """Return what gives the vectors to differentiate: of the user's own function, or of logits and target."""
     if function is None:
         return _LogitScore(estimator, forward or read_logits)
@@ -240,25 +300,37 @@ class _OwnScore:
     def __call__(self, model: nn.Module, share: Share, before: int) -> list[Tensor]:
         vector = self.function(model, share.batch)
         if not isinstance(vector, Tensor) or vector.ndim != 1:
-            found = list(vector.shape) if isinstance(vector, Tensor) else f"a {type(vector).__name__}"
+            found = (
+                list(vector.shape) if isinstance(vector, Tensor) else f"a {type(vector).__name__}"
+            )
             name = self.estimator.function
-            raise ValueError(f"score={name} must give one number per example, [batch]; found {found}")
+            raise ValueError(
+                f"score={name} must give one number per example, [batch]; found {found}"
+            )
         return [vector]
 
 
-def _measure_examples(model, parameters, shares: Iterable[Share], estimator: Estimator, score: _Score):
+def _measure_examples(
+    model, parameters, shares: Iterable[Share], estimator: Estimator, score: _Score
+):
     gradients = PerExampleGradients(model, parameters, estimator.absolute)
     examples = 0
     for number, share in enumerate(shares):
         if share.rows is None or share.rows.counted:
             with holding(share.rows):
-                examples += gradients.add(partial(_score_batch, model, share, score, number, examples))
-    counts = torch.tensor([examples], dtype=torch.float64, device=next(iter(gradients.sums.values())).device)
+                examples += gradients.add(
+                    partial(_score_batch, model, share, score, number, examples)
+                )
+    counts = torch.tensor(
+        [examples], dtype=torch.float64, device=next(iter(gradients.sums.values())).device
+    )
     sum_over_processes([*gradients.sums.values(), counts])
     return gradients.sums, int(counts), int(counts), gradients.describe_paths()
 
 
-def _measure_batches(model, parameters, shares: Iterable[Share], estimator: Estimator, score: _Score):
+def _measure_batches(
+    model, parameters, shares: Iterable[Share], estimator: Estimator, score: _Score
+):
     gradients = MeanGradients(parameters, estimator.absolute)
     before = 0
     for number, share in enumerate(shares):
@@ -269,7 +341,9 @@ def _measure_batches(model, parameters, shares: Iterable[Share], estimator: Esti
     return gradients.sums, gradients.batches, gradients.examples, dict.fromkeys(parameters, "batch")
 
 
-def _measure_sharded(model, parameters, shares: Iterable[Share], estimator: Estimator, score: _Score):
+def _measure_sharded(
+    model, parameters, shares: Iterable[Share], estimator: Estimator, score: _Score
+):
     """One backward pass per example, of all processes together: a sharded weight has its gradient only in the sum."""
     gradients = MeanGradients(parameters, estimator.absolute)
     before = 0
@@ -278,10 +352,17 @@ def _measure_sharded(model, parameters, shares: Iterable[Share], estimator: Esti
             vectors = _score_batch(model, share, score, number, before)
             gradients.add_each(vectors, share.rows is None or share.rows.counted)
         before += len(vectors[0])
-    return gradients.sums, gradients.examples, gradients.examples, dict.fromkeys(parameters, "network")
+    return (
+        gradients.sums,
+        gradients.examples,
+        gradients.examples,
+        dict.fromkeys(parameters, "network"),
+    )
 
 
-def _score_batch(model: nn.Module, share: Share, score: _Score, number: int, before: int) -> list[Tensor]:
+def _score_batch(
+    model: nn.Module, share: Share, score: _Score, number: int, before: int
+) -> list[Tensor]:
     vectors = score(model, share, before)
     if not all(vector.isfinite().all() for vector in vectors):
         raise FloatingPointError(
@@ -291,7 +372,9 @@ def _score_batch(model: nn.Module, share: Share, score: _Score, number: int, bef
     return vectors
 
 
-def _read(loader: Iterable, estimator: Estimator, device: torch.device, progress: bool, together: bool):
+def _read(
+    loader: Iterable, estimator: Estimator, device: torch.device, progress: bool, together: bool
+):
     """This process's part of every batch; `together` if all processes must come to each of them."""
     alone = process_rank()[1] == 1
     if estimator.unit == "example":
@@ -304,12 +387,16 @@ def _read(loader: Iterable, estimator: Estimator, device: torch.device, progress
         total = len(batches) if isinstance(batches, Sized) and not _is_stream(batches) else None
     else:
         total = len(shares)
-    for share in tqdm(shares, "importance", total, unit="batch", leave=False, disable=None if progress else True):
+    for share in tqdm(
+        shares, "importance", total, unit="batch", leave=False, disable=None if progress else True
+    ):
         yield dataclasses.replace(share, batch=send_to_device(share.batch, device))
 
 
 def _is_stream(batches: Any) -> bool:
-    return isinstance(batches, DataLoader) and not isinstance(batches.dataset, Sized)  # its length is an error
+    return isinstance(batches, DataLoader) and not isinstance(
+        batches.dataset, Sized
+    )  # its length is an error
 
 
 def _take(loader: Iterable, samples: int | float) -> Iterator[Any]:
@@ -329,14 +416,17 @@ def _set_mode(model: nn.Module, estimator: Estimator) -> None:
     norms = {
         name: module
         for name, module in model.named_modules()
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None)
+        if isinstance(module, nn.modules.batchnorm._BatchNorm)
+        and (module.training or module.running_mean is None)
     }
     if estimator.unit == "example" and norms:
         raise ValueError(
             f"BatchNorm that normalises by the batch makes examples depend on each other ({_list(norms)}): unit "
             "'example' is not defined there; use mode 'eval' with running statistics, or unit 'batch'"
         )
-    apart = {name: m for name, m in norms.items() if not isinstance(m, (BatchNorm2d, nn.SyncBatchNorm))}
+    apart = {
+        name: m for name, m in norms.items() if not isinstance(m, (BatchNorm2d, nn.SyncBatchNorm))
+    }
     if apart and process_rank()[1] > 1:
         raise ValueError(
             f"BatchNorm that normalises by one process's rows does not see the whole batch ({_list(apart)}): use mode "
@@ -361,7 +451,9 @@ def _finish(estimator: Estimator, number: int, value: Tensor) -> Tensor:
 
 
 def _check_finite(values: Mapping[str, Tensor]) -> None:
-    broken = {name: torch.logical_not(local(value).isfinite()).any() for name, value in values.items()}
+    broken = {
+        name: torch.logical_not(local(value).isfinite()).any() for name, value in values.items()
+    }
     if float(combine((values[name], wrong) for name, wrong in broken.items())):
         names = [name for name, wrong in broken.items() if wrong]
         raise FloatingPointError(

@@ -22,7 +22,9 @@ class Step:
     learning_rate: float
     recipe: Recipe
     logged: bool  # whether figures that cost time are wanted now
-    figures: dict[str, float] = field(default_factory=dict)  # what the progress bar and the log show
+    figures: dict[str, float] = field(
+        default_factory=dict
+    )  # what the progress bar and the log show
 
 
 @dataclass
@@ -33,7 +35,9 @@ class Stage:
     tasks: Sequence[Task]
     index: int
     seed: int
-    loader: Callable[[Task, str], DataLoader]  # of a task's split, whole; the training split shuffled
+    loader: Callable[
+        [Task, str], DataLoader
+    ]  # of a task's split, whole; the training split shuffled
     progress: bool = False
 
     @property
@@ -58,7 +62,9 @@ class Method:
     """
 
     name: ClassVar[str]
-    looks_ahead: ClassVar[bool] = True  # whether the tasks to come can change what it does with this one
+    looks_ahead: ClassVar[bool] = (
+        True  # whether the tasks to come can change what it does with this one
+    )
 
     def find_problems(self, tasks: Sequence[Task]) -> list[str]:
         """Why the method cannot learn these tasks, if so; asked before anything is built or written."""

@@ -63,7 +63,11 @@ class ScoreMatrix:
         """The matrix that `to_dict` wrote."""
         pooled = data.get("track") == "efcil"
         matrix = cls(
-            data["tasks"], data["chance"], data["matrix"], before=data.get("before", ()), class_incremental=pooled
+            data["tasks"],
+            data["chance"],
+            data["matrix"],
+            before=data.get("before", ()),
+            class_incremental=pooled,
         )
         # Averages that only repeat the rows are not kept as data of their own.
         seen = () if tuple(data["seen"]) == average_seen(matrix) else data["seen"]
@@ -118,7 +122,9 @@ def forgetting(matrix: ScoreMatrix) -> float | None:
     return _mean([peak - now for peak, now in zip(best, _last(matrix), strict=False)])
 
 
-def forgetting_transfer(matrix: ScoreMatrix, baseline: Baseline = "chance") -> tuple[tuple[float | None, ...], ...]:
+def forgetting_transfer(
+    matrix: ScoreMatrix, baseline: Baseline = "chance"
+) -> tuple[tuple[float | None, ...], ...]:
     """Return 100 (a_jj - a_tj) / (a_jj - floor_j) for every earlier task j of every row t, in percent.
 
     The floor is the chance level, as in CLiMB's tables, and 0 of class-incremental tasks: a classifier over all classes
@@ -128,7 +134,10 @@ def forgetting_transfer(matrix: ScoreMatrix, baseline: Baseline = "chance") -> t
     learned = score_when_learned(matrix)
     floor = find_floor(matrix) if baseline == "chance" else _pad(matrix.before, len(learned))
     return tuple(
-        tuple(_share(learned[task] - row[task], learned[task], floor[task]) for task in range(len(row) - 1))
+        tuple(
+            _share(learned[task] - row[task], learned[task], floor[task])
+            for task in range(len(row) - 1)
+        )
         for row in matrix.rows
     )
 
@@ -138,12 +147,16 @@ def find_floor(matrix: ScoreMatrix) -> tuple[float, ...]:
     return (0.0,) * len(matrix.tasks) if matrix.class_incremental else matrix.chance
 
 
-def forgetting_transfer_average(matrix: ScoreMatrix, baseline: Baseline = "chance") -> tuple[float | None, ...]:
+def forgetting_transfer_average(
+    matrix: ScoreMatrix, baseline: Baseline = "chance"
+) -> tuple[float | None, ...]:
     """The mean of each row of `forgetting_transfer`; None for the first row, which has nothing to forget."""
     return tuple(_mean(row) for row in forgetting_transfer(matrix, baseline))
 
 
-def knowledge_transfer(matrix: ScoreMatrix, single: Mapping[str, float]) -> tuple[float | None, ...]:
+def knowledge_transfer(
+    matrix: ScoreMatrix, single: Mapping[str, float]
+) -> tuple[float | None, ...]:
     """100 (a_jj - single_j) / (single_j - chance_j): what the sequence gave over learning task j alone, in percent.
 
     None for a task whose score alone is not in `single`, or is not above chance.
@@ -169,7 +182,9 @@ def to_dict(matrix: ScoreMatrix, single: Mapping[str, float] | None = None) -> d
         "forgetting_transfer_average": list(forgetting_transfer_average(matrix)),
     }
     if matrix.before:
-        metrics["forgetting_transfer_measured"] = [list(row) for row in forgetting_transfer(matrix, "measured")]
+        metrics["forgetting_transfer_measured"] = [
+            list(row) for row in forgetting_transfer(matrix, "measured")
+        ]
     if single is not None:
         metrics["knowledge_transfer"] = list(knowledge_transfer(matrix, single))
     return {
@@ -217,18 +232,36 @@ def _check_lengths(matrix: ScoreMatrix) -> list[str]:
     if len(matrix.before) > tasks:
         problems.append(f"{tasks} tasks cannot have {len(matrix.before)} scores from before")
     if len(matrix.seen) not in (0, rows):
-        problems.append(f"{rows} rows need as many averages over what was seen, or none; found {len(matrix.seen)}")
+        problems.append(
+            f"{rows} rows need as many averages over what was seen, or none; found {len(matrix.seen)}"
+        )
     if len(matrix.old) not in (0, rows):
-        problems.append(f"{rows} rows need as many averages over earlier tasks, or none; found {len(matrix.old)}")
+        problems.append(
+            f"{rows} rows need as many averages over earlier tasks, or none; found {len(matrix.old)}"
+        )
     return problems
 
 
 def _check_values(matrix: ScoreMatrix) -> list[str]:
-    named = [(f"the chance level of task {task}", value) for task, value in enumerate(matrix.chance)]
-    named += [(f"row {t}, task {j}", value) for t, row in enumerate(matrix.rows) for j, value in enumerate(row)]
-    named += [(f"the score before task {j}", value) for j, value in enumerate(matrix.before) if value is not None]
+    named = [
+        (f"the chance level of task {task}", value) for task, value in enumerate(matrix.chance)
+    ]
+    named += [
+        (f"row {t}, task {j}", value)
+        for t, row in enumerate(matrix.rows)
+        for j, value in enumerate(row)
+    ]
+    named += [
+        (f"the score before task {j}", value)
+        for j, value in enumerate(matrix.before)
+        if value is not None
+    ]
     named += [(f"the average after task {t}", value) for t, value in enumerate(matrix.seen)]
-    named += [(f"the old average after task {t}", value) for t, value in enumerate(matrix.old) if value is not None]
+    named += [
+        (f"the old average after task {t}", value)
+        for t, value in enumerate(matrix.old)
+        if value is not None
+    ]
     return [
         f"{name} must be a percentage from 0 to 100, found {value!r}"
         for name, value in named

@@ -41,19 +41,27 @@ def digest(tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> str:
     return found.hexdigest()
 
 
-def check_same_parameters(what: str, found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+def check_same_parameters(
+    what: str, found: Mapping[str, Tensor], expected: Mapping[str, Tensor]
+) -> None:
     """Raise an error that lists the first differences in names and shapes."""
     differences = [f"{name} is missing" for name in expected if name not in found]
     differences += [f"{name} is not in the model" for name in found if name not in expected]
     for name in found.keys() & expected.keys():
         if found[name].shape != expected[name].shape:
-            differences.append(f"{name} is {list(found[name].shape)}, the model has {list(expected[name].shape)}")
+            differences.append(
+                f"{name} is {list(found[name].shape)}, the model has {list(expected[name].shape)}"
+            )
     if differences:
         more = f"; and {len(differences) - 5} more" if len(differences) > 5 else ""
-        raise ValueError(f"{what} does not fit this model: {'; '.join(sorted(differences)[:5])}{more}")
+        raise ValueError(
+            f"{what} does not fit this model: {'; '.join(sorted(differences)[:5])}{more}"
+        )
 
 
-def write_tensors(tensors: Mapping[str, Tensor], path: str | Path, about: Mapping[str, str]) -> None:
+def write_tensors(
+    tensors: Mapping[str, Tensor], path: str | Path, about: Mapping[str, str]
+) -> None:
     """Write whole tensors as a safetensors file, which appears complete or not at all.
 
     Where any tensor is sharded all processes must call, and the first writes.
@@ -72,7 +80,9 @@ def write_tensors(tensors: Mapping[str, Tensor], path: str | Path, about: Mappin
             draft.replace(path)
         except (OSError, SafetensorError) as error:
             draft.unlink(missing_ok=True)
-            raise FolderError(f"{path} could not be written: {getattr(error, 'strerror', None) or error}") from error
+            raise FolderError(
+                f"{path} could not be written: {getattr(error, 'strerror', None) or error}"
+            ) from error
 
 
 def read_tensors(path: str | Path, kind: str) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -83,13 +93,21 @@ def read_tensors(path: str | Path, kind: str) -> tuple[dict[str, Tensor], dict[s
         with safe_open(path, framework="pt") as file:
             about = file.metadata() or {}
             if about.get("format") != kind:
-                raise ValueError(f"{path} is not a file of the format '{kind}', it says {about.get('format')!r}")
+                raise ValueError(
+                    f"{path} is not a file of the format '{kind}', it says {about.get('format')!r}"
+                )
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dictionary
     except SafetensorError as error:
-        raise ValueError(f"{path} is damaged or not a safetensors file ({error}); make it again") from error
+        raise ValueError(
+            f"{path} is damaged or not a safetensors file ({error}); make it again"
+        ) from error
     if "digest" not in about:
-        raise ValueError(f"{path} has no digest of its values: it was written by mcit 0.1; make it again")
+        raise ValueError(
+            f"{path} has no digest of its values: it was written by mcit 0.1; make it again"
+        )
     noted = about.pop("digest")
     if digest(tensors, about) != noted:
-        raise ValueError(f"{path} is damaged: its values are not those it was written with; make it again")
+        raise ValueError(
+            f"{path} is damaged: its values are not those it was written with; make it again"
+        )
     return tensors, about

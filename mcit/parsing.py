@@ -17,7 +17,13 @@ from mcit.yaml_text import read_value
 T = TypeVar("T")
 _MISSING = object()
 LARGEST = 3.4028234663852886e38  # in single precision, in which networks are trained
-_NAMES = {int: "a whole number", float: "a number", str: "text", bool: "true or false", Path: "a path"}
+_NAMES = {
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    bool: "true or false",
+    Path: "a path",
+}
 
 
 class ConfigError(McitError, ValueError):
@@ -54,7 +60,9 @@ def to_dict(config: Any) -> Any:
     if isinstance(config, Selection):
         return {"name": config.name, **to_dict(config.options)}
     if dataclasses.is_dataclass(config):
-        return {f.name: to_dict(getattr(config, f.name)) for f in dataclasses.fields(config) if f.init}
+        return {
+            f.name: to_dict(getattr(config, f.name)) for f in dataclasses.fields(config) if f.init
+        }
     if isinstance(config, Mapping):
         return {str(key): to_dict(value) for key, value in config.items()}
     if isinstance(config, (tuple, list)):
@@ -88,12 +96,16 @@ def describe_unknown_key(where: str, name: Any, known: Iterable[str]) -> str:
     return f"unknown key '{key}'{suggest(str(name), known)} (keys: {', '.join(known)})"
 
 
-def _parse_dataclass(cls: type, data: Any, where: str, problems: list[str], base: Any = None) -> Any:
+def _parse_dataclass(
+    cls: type, data: Any, where: str, problems: list[str], base: Any = None
+) -> Any:
     """`base` is a default whose values stand where `data` says nothing."""
     if isinstance(data, cls):
         return data
     if not isinstance(data, Mapping):
-        problems.append(f"{where or 'configuration'}: expected a section of {_names(cls)}, found {_show(data)}")
+        problems.append(
+            f"{where or 'configuration'}: expected a section of {_names(cls)}, found {_show(data)}"
+        )
         return None
     hints = get_type_hints(cls)
     fields = {f.name: f for f in dataclasses.fields(cls) if f.init}
@@ -125,7 +137,9 @@ def _convert(hint: Any, value: Any, where: str, problems: list[str], default: An
     if hint is Selection:
         return _convert_selection(value, where, problems)
     if dataclasses.is_dataclass(hint):
-        return _parse_dataclass(hint, value, where, problems, default if isinstance(default, hint) else None)
+        return _parse_dataclass(
+            hint, value, where, problems, default if isinstance(default, hint) else None
+        )
     if origin is Literal:
         return _convert_choice(arguments, value, where, problems)
     if origin in (Union, types.UnionType):
@@ -134,16 +148,25 @@ def _convert(hint: Any, value: Any, where: str, problems: list[str], default: An
         return _convert_sequence(origin, arguments, value, where, problems)
     if origin is not None and issubclass(origin, Mapping):
         if not isinstance(value, Mapping):
-            problems.append(f"'{where}' must be a section of names and values, found {_show(value)}")
+            problems.append(
+                f"'{where}' must be a section of names and values, found {_show(value)}"
+            )
             return None
-        return {str(key): _convert(arguments[1], item, f"{where}.{key}", problems) for key, item in value.items()}
+        return {
+            str(key): _convert(arguments[1], item, f"{where}.{key}", problems)
+            for key, item in value.items()
+        }
     converted = _convert_scalar(hint, value)
     if converted is _MISSING:
-        problems.append(f"'{where}' must be {_NAMES.get(hint, hint.__name__)}, found {_show(value)}")
+        problems.append(
+            f"'{where}' must be {_NAMES.get(hint, hint.__name__)}, found {_show(value)}"
+        )
         return None
     # written so that NaN is caught too
     if hint is float and not abs(converted) <= LARGEST:
-        problems.append(f"'{where}' must be a finite number of single precision (up to 3.4e38), found {converted}")
+        problems.append(
+            f"'{where}' must be a finite number of single precision (up to 3.4e38), found {converted}"
+        )
         return None
     return converted
 
@@ -153,26 +176,34 @@ def _convert_selection(value: Any, where: str, problems: list[str]) -> Selection
         return Selection(value) if isinstance(value, str) else value
     if isinstance(value, Mapping) and isinstance(value.get("name"), str):
         return Selection(value["name"], {key: item for key, item in value.items() if key != "name"})
-    problems.append(f"'{where}' must be a name, or a section with a 'name' and options, found {_show(value)}")
+    problems.append(
+        f"'{where}' must be a name, or a section with a 'name' and options, found {_show(value)}"
+    )
     return None
 
 
 def _convert_choice(choices: tuple, value: Any, where: str, problems: list[str]) -> Any:
     if not any(value == choice and type(value) is type(choice) for choice in choices):
         listed = ", ".join(map(str, choices))
-        problems.append(f"'{where}' is {_show(value)}{suggest(str(value), map(str, choices))} (choices: {listed})")
+        problems.append(
+            f"'{where}' is {_show(value)}{suggest(str(value), map(str, choices))} (choices: {listed})"
+        )
         return None
     return value
 
 
-def _convert_union(choices: tuple, value: Any, where: str, problems: list[str], default: Any) -> Any:
+def _convert_union(
+    choices: tuple, value: Any, where: str, problems: list[str], default: Any
+) -> Any:
     if value is None and type(None) in choices:
         return None
     kinds = [kind for kind in choices if kind is not type(None)]
     if len(kinds) == 1:
         return _convert(kinds[0], value, where, problems, default)
     # the order of the hint decides, but a value that already has one of the types keeps it
-    for kind in sorted(kinds, key=lambda kind: not (isinstance(kind, type) and type(value) is kind)):
+    for kind in sorted(
+        kinds, key=lambda kind: not (isinstance(kind, type) and type(value) is kind)
+    ):
         attempt: list[str] = []
         converted = _convert(kind, value, where, attempt, default)
         if not attempt:
@@ -182,13 +213,17 @@ def _convert_union(choices: tuple, value: Any, where: str, problems: list[str], 
     return None
 
 
-def _convert_sequence(origin: type, arguments: tuple, value: Any, where: str, problems: list[str]) -> Any:
+def _convert_sequence(
+    origin: type, arguments: tuple, value: Any, where: str, problems: list[str]
+) -> Any:
     if isinstance(value, str):
         text = value
         # an empty text is an empty list, but an empty item of a longer one is a slip
         value = [item.strip() for item in text.split(",")] if text.strip() else []
         if "" in value:
-            problems.append(f"'{where}' has an empty item: {text!r}; leave out the comma that is too many")
+            problems.append(
+                f"'{where}' has an empty item: {text!r}; leave out the comma that is too many"
+            )
             return None
     if not isinstance(value, (list, tuple)):
         problems.append(f"'{where}' must be a list, found {_show(value)}")
@@ -201,7 +236,9 @@ def _convert_sequence(origin: type, arguments: tuple, value: Any, where: str, pr
     else:
         hints = (arguments[0] if arguments else Any,) * len(value)
     items = zip(hints, value, strict=True)
-    return origin(_convert(hint, item, f"{where}[{i}]", problems) for i, (hint, item) in enumerate(items))
+    return origin(
+        _convert(hint, item, f"{where}[{i}]", problems) for i, (hint, item) in enumerate(items)
+    )
 
 
 def _convert_scalar(hint: type, value: Any) -> Any:
@@ -245,7 +282,9 @@ def _names(cls: type) -> str:
 
 def kind_of(value: Any) -> str:
     """What a value is, in words."""
-    return {list: "list", str: "text", bool: "true/false value", dict: "section"}.get(type(value), type(value).__name__)
+    return {list: "list", str: "text", bool: "true/false value", dict: "section"}.get(
+        type(value), type(value).__name__
+    )
 
 
 def _show(value: Any) -> str:

@@ -15,7 +15,17 @@ import torch
 import mcit
 from mcit.parallel.launch import describe_command
 
-PACKAGES = ("torch", "transformers", "datasets", "accelerate", "peft", "evaluate", "safetensors", "numpy", "Pillow")
+PACKAGES = (
+    "torch",
+    "transformers",
+    "datasets",
+    "accelerate",
+    "peft",
+    "evaluate",
+    "safetensors",
+    "numpy",
+    "Pillow",
+)
 
 
 def make_passport(**about: Any) -> dict[str, Any]:
@@ -41,7 +51,10 @@ def _describe_source() -> dict[str, Any] | None:
     # an installed mcit may lie inside somebody's repository, whose commit says nothing about it
     if found is None or Path(found[0]).resolve() != root:
         return None
-    return {"commit": found[1], "changed": bool(_ask_git(root, "status", "--porcelain", "--untracked-files=no"))}
+    return {
+        "commit": found[1],
+        "changed": bool(_ask_git(root, "status", "--porcelain", "--untracked-files=no")),
+    }
 
 
 def _ask_git(folder: Path, *words: str) -> list[str] | None:

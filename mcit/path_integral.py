@@ -19,7 +19,12 @@ class PathIntegral:
     the optimizer. `importance()` is max(0, -sum gradient * step) / (motion over the task squared + damping).
     """
 
-    def __init__(self, named_parameters: Iterable[tuple[str, nn.Parameter]], damping: float = 0.1, clip: bool = True):
+    def __init__(
+        self,
+        named_parameters: Iterable[tuple[str, nn.Parameter]],
+        damping: float = 0.1,
+        clip: bool = True,
+    ):
         if not damping > 0:
             raise ValueError(f"damping must be above 0, found {damping}")
         self.damping, self.clip = damping, clip
@@ -64,8 +69,13 @@ class PathIntegral:
             found = (path.clamp_min(0) if self.clip else path.abs()) / motion.add_(self.damping)
             values[name] = wrap(found, parameter)
         sign = "negative parts clipped" if self.clip else "absolute values"
-        return Importance(values, note=f"path integral of the task gradient (SI): damping {self.damping:g}; {sign}")
+        return Importance(
+            values,
+            note=f"path integral of the task gradient (SI): damping {self.damping:g}; {sign}",
+        )
 
     def bytes_held(self) -> int:
         """Memory of this process between steps: where each weight began, and its path."""
-        return sum(t.numel() * t.element_size() for t in (*self.start.values(), *self.path.values()))
+        return sum(
+            t.numel() * t.element_size() for t in (*self.start.values(), *self.path.values())
+        )

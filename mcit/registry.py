@@ -62,7 +62,9 @@ class Kind:
 
     def list_folders(self) -> list[Path]:
         """Return the folders of the files: that of those which ship, then the user's own."""
-        return [Path(folder) for folder in dict.fromkeys(importlib.import_module(self.package).__path__)]
+        return [
+            Path(folder) for folder in dict.fromkeys(importlib.import_module(self.package).__path__)
+        ]
 
 
 TASK = Kind("task", "mcit.tasks", "Task")
@@ -108,12 +110,16 @@ def has_option(method: str, option: str) -> bool | None:
 
 def find_name_problems(config: RunConfig) -> list[str]:
     """Return what is wrong with the names of tasks, methods and their options; nothing is imported for it."""
-    problems = [problem for item in config.order for problem in check_name(TASK, item.partition(":")[0])]
+    problems = [
+        problem for item in config.order for problem in check_name(TASK, item.partition(":")[0])
+    ]
     for kind, sections in ((TASK, config.tasks), (METHOD, config.methods)):
         for name, options in sections.items():
             # a preset has options for many; a clash of names matters for those that are used
             if not _clashes(kind, name):
-                problems += check_name(kind, name) or _check_options(kind, name, options, f"{kind.word}s.{name}")
+                problems += check_name(kind, name) or _check_options(
+                    kind, name, options, f"{kind.word}s.{name}"
+                )
     name, options = config.method.name, config.method.options
     problems += check_name(METHOD, name) or _check_options(METHOD, name, options, "method")
     return list(dict.fromkeys(problems))
@@ -153,12 +159,16 @@ def _class_of(module: ModuleType, contract: type) -> type:
         dict.fromkeys(
             value
             for value in vars(module).values()
-            if inspect.isclass(value) and issubclass(value, contract) and value.__module__ == module.__name__
+            if inspect.isclass(value)
+            and issubclass(value, contract)
+            and value.__module__ == module.__name__
         )
     )
     if len(found) != 1:
         names = ", ".join(cls.__name__ for cls in found) or "none"
-        raise BadFile(f"{module.__file__} must define exactly one {contract.__name__} class, found {names}")
+        raise BadFile(
+            f"{module.__file__} must define exactly one {contract.__name__} class, found {names}"
+        )
     return found[0]
 
 
@@ -180,7 +190,9 @@ def _read_options(kind: Kind, name: str) -> Mapping[str, Field] | None:
     if len(heirs) != 1:
         return None
     ours = {Path(mcit.__file__).parent, kind.list_folders()[0]}
-    own = [place for place in (heirs[0], *list_ancestors(heirs[0])) if not ours & {*place.path.parents}]
+    own = [
+        place for place in (heirs[0], *list_ancestors(heirs[0])) if not ours & {*place.path.parents}
+    ]
     # a task of the user's that makes its own sequence may take options that are not fields
     if any(defines(place, "sequence") for place in own):
         return None
@@ -192,7 +204,10 @@ def _check_options(kind: Kind, name: str, options: Mapping[str, Any], where: str
     if fields is None:
         return []
     if not fields:
-        return [f"{kind.word} {name!r} has no options, found '{where}.{key}'; leave it out" for key in options]
+        return [
+            f"{kind.word} {name!r} has no options, found '{where}.{key}'; leave it out"
+            for key in options
+        ]
     return _check_keys(fields, options, where)
 
 

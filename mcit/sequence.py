@@ -11,7 +11,13 @@ from typing import Any
 from accelerate import Accelerator
 from torch.optim import Optimizer
 
-from mcit.checkpoint import CheckpointError, DamagedError, Snapshot, list_checkpoints, verify_checkpoint
+from mcit.checkpoint import (
+    CheckpointError,
+    DamagedError,
+    Snapshot,
+    list_checkpoints,
+    verify_checkpoint,
+)
 from mcit.config import ConfigError, to_dict, to_yaml
 from mcit.files import write_json, write_text
 from mcit.method import Method, Stage
@@ -42,7 +48,17 @@ from mcit.runner.stage_cache import StageCache, describe_software
 from mcit.runner.tracking import Tracker, tracking
 from mcit.training import DivergedError, Score, Start, Trainer, check_weights
 
-__all__ = ["Plan", "Result", "begin_task", "build_learner", "check_data", "is_settled", "read_single", "resolve", "run"]
+__all__ = [
+    "Plan",
+    "Result",
+    "begin_task",
+    "build_learner",
+    "check_data",
+    "is_settled",
+    "read_single",
+    "resolve",
+    "run",
+]
 
 Say = Callable[[str], None]
 
@@ -69,14 +85,19 @@ def run(
     problems = find_precision_problems(config.training.mixed_precision)
     if problems:
         raise ConfigError(problems)
-    accelerator = Accelerator(mixed_precision=config.training.mixed_precision, log_with=tracker, project_dir=output)
+    accelerator = Accelerator(
+        mixed_precision=config.training.mixed_precision, log_with=tracker, project_dir=output
+    )
     main = accelerator.is_main_process
     with lock_folder(output) if main else nullcontext():
         trainer = Trainer(config.training, accelerator, config.seed)
         trainer.begin_stage(0)
         learner = build_learner(plan).to(accelerator.device)
         described = describe_plan(plan)
-        together = {"processes": accelerator.num_processes, "precision": accelerator.mixed_precision}
+        together = {
+            "processes": accelerator.num_processes,
+            "precision": accelerator.mixed_precision,
+        }
         identity = {**described["config"], "data": describe_data(plan), **together}
         passport = make_passport(**described) if main else None
         sequence = _Sequence(
@@ -102,7 +123,14 @@ def run(
             write_text(output / "config.yaml", to_yaml(config))
             write_json(output / PASSPORT, sequence.keeper.passport)
         names, cost = [task.name for task in plan.tasks], sequence.result.cost
-        told = (sequence.log, accelerator, output, described["config"], names, lambda: int(cost["steps"]))
+        told = (
+            sequence.log,
+            accelerator,
+            output,
+            described["config"],
+            names,
+            lambda: int(cost["steps"]),
+        )
         with tracking(*told) if main else nullcontext():
             return sequence.learn(snapshot)
 
@@ -172,7 +200,9 @@ class _Sequence:
                 if inside is not None or not self._reuse_stage(stage):
                     self._learn_task(stage, inside)
             except FloatingPointError as error:
-                raise DivergedError(self.keeper.explain(error, self.plan.method, stage.task.recipe)) from error
+                raise DivergedError(
+                    self.keeper.explain(error, self.plan.method, stage.task.recipe)
+                ) from error
         self.keeper.finish()
         return self.result
 
@@ -195,7 +225,11 @@ class _Sequence:
         if warning:
             self.log({"event": "warning", "task": stage.task.name, "message": warning})
             self.say(f"warning, {stage.task.name}: {warning}")
-        return self.trainer.evaluate(stage, stage.task).score if self.trainer.config.score_before else None
+        return (
+            self.trainer.evaluate(stage, stage.task).score
+            if self.trainer.config.score_before
+            else None
+        )
 
     def _fit(self, stage: Stage, before: float | None, snapshot: Snapshot | None) -> None:
         """Take the task's steps, or find them taken, and save the weights they lead to."""
@@ -205,7 +239,9 @@ class _Sequence:
         cost, method = self.result.cost, self.plan.method
         already = cost["fit_seconds"]
         with timed(cost, "fit_seconds") as spent:
-            start = snapshot and Start(snapshot.about["step"], lambda optimizer: self._start(snapshot, optimizer))
+            start = snapshot and Start(
+                snapshot.about["step"], lambda optimizer: self._start(snapshot, optimizer)
+            )
             watch = lambda *step: self._watch(stage, before, spent, *step)  # noqa: E731
             steps = self.trainer.fit(stage, method, self.log, watch, start)
         cost["steps"] += steps
@@ -214,7 +250,9 @@ class _Sequence:
             about = {"steps": steps, "seconds": cost["fit_seconds"] - already}
             self.cache.store_fit(stage, self.state.take(method.fit_state(), **about))
 
-    def _watch(self, stage: Stage, before: float | None, spent: Any, taken: int, total: int, optimizer: Any) -> None:
+    def _watch(
+        self, stage: Stage, before: float | None, spent: Any, taken: int, total: int, optimizer: Any
+    ) -> None:
         """After every step: save if it is time, stop if that is asked for."""
         stop, due = agree(self.interruption.asked, self.keeper.main and self.keeper.due(taken))
         self.interruption.asked = stop  # by whichever process was signalled
@@ -223,7 +261,9 @@ class _Sequence:
             return
         if stop or due:
             check_weights(stage.learner, stage.task, taken, total)
-            self._save(stage, "fit", taken, optimizer, {"fit_seconds": spent()}, steps=total, before=before)
+            self._save(
+                stage, "fit", taken, optimizer, {"fit_seconds": spent()}, steps=total, before=before
+            )
         if stop:
             raise Interrupted
 
@@ -259,7 +299,10 @@ class _Sequence:
         self._save(stage, "done")
         measured = getattr(method, "measured", None)
         if self.cache is not None:
-            self.cache.store(stage, self.state.take(method.state_dict(), None, measured, result=result.state_dict()))
+            self.cache.store(
+                stage,
+                self.state.take(method.state_dict(), None, measured, result=result.state_dict()),
+            )
         if measured is not None:
             method.measured = None  # its memory is not needed any more
 
@@ -271,7 +314,9 @@ class _Sequence:
         self.log({"event": "task", **known, **self.result.cost, **note})
         if self.keeper.main:
             write_json(self.keeper.output / SCORES, self.result.to_dict())
-        listed = "  ".join(f"{task.name} {score:.2f}" for task, score in zip(stage.tasks, row, strict=False))
+        listed = "  ".join(
+            f"{task.name} {score:.2f}" for task, score in zip(stage.tasks, row, strict=False)
+        )
         self.say(f"after {stage.task.name}: {listed}{' (from the stage cache)' if note else ''}")
 
     def _reuse_stage(self, stage: Stage) -> bool:
@@ -302,18 +347,37 @@ class _Sequence:
         self.state.put_back_random(entry)
         cost, steps = self.result.cost, entry.about["steps"]
         cost["steps"] += steps
-        for name in ("fit_seconds", "reused_seconds"):  # what the steps cost when they were taken, so that runs compare
+        for name in (
+            "fit_seconds",
+            "reused_seconds",
+        ):  # what the steps cost when they were taken, so that runs compare
             cost[name] += entry.about["seconds"]
         self.log({"event": "reused", "task": stage.task.name, "steps": steps})
         self.say(f"{stage.task.name}: {steps} steps from the stage cache")
         return True
 
-    def _save(self, stage: Stage, phase: str, step: int = 0, optimizer: Any = None, cost: Any = None, **about) -> None:
-        place = {"stage": stage.index, "task": stage.task.name, "phase": phase, "step": step, **about}
+    def _save(
+        self,
+        stage: Stage,
+        phase: str,
+        step: int = 0,
+        optimizer: Any = None,
+        cost: Any = None,
+        **about,
+    ) -> None:
+        place = {
+            "stage": stage.index,
+            "task": stage.task.name,
+            "phase": phase,
+            "step": step,
+            **about,
+        }
         result = self.result.state_dict()
         result["cost"] = {**result["cost"], **(cost or {})}
         known = {"result": result, **self.log.settle()}
-        self.keeper.save(self.state.take(self.plan.method.state_dict(), optimizer, **place, **known))
+        self.keeper.save(
+            self.state.take(self.plan.method.state_dict(), optimizer, **place, **known)
+        )
 
     def _restore(self, snapshot: Snapshot) -> int:
         """Put everything back to where the snapshot was taken; gives the first task that is not finished."""
@@ -336,7 +400,14 @@ class _Sequence:
             self.keeper.renew_files(about, self.result.to_dict(), last, self.say)
             self._note_resumption(where)
         self.log.cut(about["log_bytes"])
-        self.log({"event": "resumed", "task": about["task"], "phase": about["phase"], "step": about["step"]})
+        self.log(
+            {
+                "event": "resumed",
+                "task": about["task"],
+                "phase": about["phase"],
+                "step": about["step"],
+            }
+        )
         self.say(f"resumed {where}")
         return following
 
@@ -353,7 +424,9 @@ class _Sequence:
 
     def _stage(self, index: int) -> Stage:
         loader = lambda task, split: self.trainer.loader(self.state.learner, task, split)  # noqa: E731
-        return Stage(self.state.learner, self.plan.tasks, index, self.plan.config.seed, loader, self.progress)
+        return Stage(
+            self.state.learner, self.plan.tasks, index, self.plan.config.seed, loader, self.progress
+        )
 
 
 def _mute(line: str) -> None:

@@ -60,14 +60,18 @@ def read_fields(place: Place) -> dict[str, Field] | None:
 
 def find_heirs(path: Path, ancestor: Place) -> list[Place]:
     """Return the classes of a file that inherit from `ancestor`."""
-    classes = [Place(path, node.name) for node in _parse(path).body if isinstance(node, ast.ClassDef)]
+    classes = [
+        Place(path, node.name) for node in _parse(path).body if isinstance(node, ast.ClassDef)
+    ]
     return [place for place in classes if ancestor in list_ancestors(place)]
 
 
 def list_ancestors(place: Place) -> list[Place]:
     """Return the classes that a class inherits from, as far as files of mcit and the user tell."""
     node = _find_class(place)
-    names = [base.id for base in node.bases if isinstance(base, ast.Name)] if node is not None else []
+    names = (
+        [base.id for base in node.bases if isinstance(base, ast.Name)] if node is not None else []
+    )
     found = [_resolve(place.path, name) for name in names]
     parents = [parent for parent in found if parent is not None]
     return [*parents, *(ancestor for parent in parents for ancestor in list_ancestors(parent))]
@@ -77,7 +81,9 @@ def defines(place: Place, function: str) -> bool:
     """Whether a class itself defines a function of that name."""
     node = _find_class(place)
     body = [] if node is None else node.body
-    return any(isinstance(statement, ast.FunctionDef) and statement.name == function for statement in body)
+    return any(
+        isinstance(statement, ast.FunctionDef) and statement.name == function for statement in body
+    )
 
 
 def find_module(name: str) -> Path | None:
@@ -89,7 +95,11 @@ def find_module(name: str) -> Path | None:
     loaded = sys.modules.get(package)
     own = Path(mcit.__file__).parent.joinpath(*package.split(".")[1:])
     folders = [own] if loaded is None else [Path(folder) for folder in loaded.__path__]
-    files = [file for folder in folders for file in (folder / f"{last}.py", folder / last / "__init__.py")]
+    files = [
+        file
+        for folder in folders
+        for file in (folder / f"{last}.py", folder / last / "__init__.py")
+    ]
     return next((file for file in files if file.is_file()), None)
 
 
@@ -167,7 +177,9 @@ def _is_left_out(value: ast.expr | None) -> bool:
     if not isinstance(value, ast.Call):
         return False
     return any(
-        keyword.arg == "init" and isinstance(keyword.value, ast.Constant) and keyword.value.value is False
+        keyword.arg == "init"
+        and isinstance(keyword.value, ast.Constant)
+        and keyword.value.value is False
         for keyword in value.keywords
     )
 
@@ -175,5 +187,8 @@ def _is_left_out(value: ast.expr | None) -> bool:
 def _is_dataclass(node: ast.ClassDef) -> bool:
     marks = [mark.func if isinstance(mark, ast.Call) else mark for mark in node.decorator_list]
     # `@dataclass`, or `@dataclasses.dataclass`
-    names = [mark.attr if isinstance(mark, ast.Attribute) else getattr(mark, "id", None) for mark in marks]
+    names = [
+        mark.attr if isinstance(mark, ast.Attribute) else getattr(mark, "id", None)
+        for mark in marks
+    ]
     return "dataclass" in names

@@ -72,7 +72,9 @@ class Recipe:
     momentum: float = 0.9
     schedule: Literal["linear", "steps", "constant"] = "linear"
     warmup: float = 0.1  # share of all steps, for `linear`
-    milestones: tuple[int, ...] = ()  # epochs at which `steps` multiplies the learning rate by `factor`
+    milestones: tuple[
+        int, ...
+    ] = ()  # epochs at which `steps` multiplies the learning rate by `factor`
     factor: float = 0.1
 
     def __post_init__(self) -> None:
@@ -108,7 +110,9 @@ class Task(ABC):
     recipe: Recipe
     head: Head  # may need the data to be known (an answer vocabulary): read it after `check`
     embedded: ClassVar[bool] = False  # whether the benchmark that ships with mcit has data for it
-    eval_batch_size: ClassVar[int] = 128  # examples that are scored at a time, unless the configuration says
+    eval_batch_size: ClassVar[int] = (
+        128  # examples that are scored at a time, unless the configuration says
+    )
 
     @classmethod
     def sequence(cls, split: str | None, options: Mapping[str, Any], seed: int) -> list[Task]:

@@ -52,7 +52,9 @@ class Start:
     restore: Callable[[torch.optim.Optimizer], None]
 
 
-Watch = Callable[[int, int, torch.optim.Optimizer], None]  # told after every step: steps taken, of how many
+Watch = Callable[
+    [int, int, torch.optim.Optimizer], None
+]  # told after every step: steps taken, of how many
 
 
 class Trainer:
@@ -67,7 +69,9 @@ class Trainer:
         self.index = index
         set_seed(self._derive(0, 0) % 2**32)
 
-    def loader(self, learner: nn.Module, task: Task, split: str, batches: int | None = None) -> DataLoader:
+    def loader(
+        self, learner: nn.Module, task: Task, split: str, batches: int | None = None
+    ) -> DataLoader:
         """A split, whole or as many examples of it as fill so many batches.
 
         `measure_importance` shares it out among processes by itself. The training split is shuffled: files are often
@@ -103,7 +107,10 @@ class Trainer:
         check_together([task.recipe for task in tasks])
         optimizer = build_optimizer(tasks[-1].recipe, learner)
         # a step uses one head; where several train (replay, joint), processes must be told that some got no gradient
-        unused = sum(any(p.requires_grad for p in head.parameters()) for head in learner.heads.values()) > 1
+        unused = (
+            sum(any(p.requires_grad for p in head.parameters()) for head in learner.heads.values())
+            > 1
+        )
         self.accelerator.ddp_handler = DistributedDataParallelKwargs(find_unused_parameters=unused)
         model, optimizer = self.accelerator.prepare(learner, optimizer)
         learner.train()
@@ -113,7 +120,9 @@ class Trainer:
         if start is not None:
             start.restore(optimizer.optimizer)
         with bar:
-            for source, epoch, micros in itertools.islice(batches.steps(learner.processor, skip=number), limit):
+            for source, epoch, micros in itertools.islice(
+                batches.steps(learner.processor, skip=number), limit
+            ):
                 logged = log is not None and number % self.config.log_every == 0
                 step = Step(number, total, 0.0, source.task.recipe, logged)
                 step.learning_rate = learning_rate(source.task.recipe, number / total, epoch)
@@ -122,7 +131,11 @@ class Trainer:
                 if extra is not None:
                     self._take_extra_step(stage, method, model, optimizer, *extra, step)
                 if step.logged:
-                    known = {"task": source.task.name, "step": number, "learning_rate": step.learning_rate}
+                    known = {
+                        "task": source.task.name,
+                        "step": number,
+                        "learning_rate": step.learning_rate,
+                    }
                     log({"event": "step", **known, **step.figures})
                 number += 1
                 if watch is not None:
@@ -150,7 +163,9 @@ class Trainer:
         share = range(accelerator.process_index, len(examples), accelerator.num_processes)
         loader = self._make_loader(learner, task, split, self._size(task, split), share, examples)
         columns: dict[str, list] = {}
-        for batch in tqdm(loader, f"score {task.name}", unit="batch", leave=False, disable=_hidden(stage)):
+        for batch in tqdm(
+            loader, f"score {task.name}", unit="batch", leave=False, disable=_hidden(stage)
+        ):
             batch = _move(batch, accelerator.device)
             with accelerator.autocast():
                 logits = learner(batch, task.head)
@@ -175,7 +190,9 @@ class Trainer:
         stage.learner.zero_grad(set_to_none=True)
         return float(loss.detach()), len(batch["labels"])
 
-    def _take_step(self, stage, method: Method, model, optimizer, task: Task, micros, step: Step) -> None:
+    def _take_step(
+        self, stage, method: Method, model, optimizer, task: Task, micros, step: Step
+    ) -> None:
         losses = []
         for micro, batch in micros:
             batch = _move(batch, self.accelerator.device)
@@ -194,7 +211,9 @@ class Trainer:
             step.figures["score"] = _score_batch(task, logits.detach().float(), batch)
         self._finish_step(stage, method, optimizer, task, step)
 
-    def _take_extra_step(self, stage, method: Method, model, optimizer, task: Task, batch: Batch, step: Step) -> None:
+    def _take_extra_step(
+        self, stage, method: Method, model, optimizer, task: Task, batch: Batch, step: Step
+    ) -> None:
         batch = _move(batch, self.accelerator.device)
         with self.accelerator.autocast():
             loss = task.loss(model(batch, task.head), batch)
@@ -203,13 +222,19 @@ class Trainer:
         self._check_finite(task, step, step.figures["replayed"], "loss")
         self._finish_step(stage, method, optimizer, task, step)
 
-    def _finish_step(self, stage: Stage, method: Method, optimizer: Any, task: Task, step: Step) -> None:
+    def _finish_step(
+        self, stage: Stage, method: Method, optimizer: Any, task: Task, step: Step
+    ) -> None:
         self.accelerator.unscale_gradients(optimizer)
         method.before_clip(stage, step)
         if self.config.clip_norm is not None:
             trained = [p for p in stage.learner.parameters() if p.grad is not None]
-            self._check_gradient(task, step, nn.utils.clip_grad_norm_(trained, self.config.clip_norm))
-        elif step.logged:  # on the steps between, what a broken gradient did shows in the next loss or the weights
+            self._check_gradient(
+                task, step, nn.utils.clip_grad_norm_(trained, self.config.clip_norm)
+            )
+        elif (
+            step.logged
+        ):  # on the steps between, what a broken gradient did shows in the next loss or the weights
             found = [p.grad for p in stage.learner.parameters() if p.grad is not None]
             self._check_gradient(task, step, nn.utils.get_total_norm(found))
         for group in optimizer.param_groups:
@@ -237,7 +262,9 @@ class Trainer:
         EWC-DR release. All but the statistics is as it was afterwards.
         """
         learner = stage.learner
-        if not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in learner.modules()):
+        if not any(
+            isinstance(module, nn.modules.batchnorm._BatchNorm) for module in learner.modules()
+        ):
             return
         with as_it_was(learner, {}, keep_buffers=True), torch.no_grad():
             learner.train()
@@ -250,8 +277,17 @@ class Trainer:
     def _read_together(self, stage: Stage, task: Task) -> Iterator[Share]:
         """This process's part of every batch of the training split."""
         loader = self.loader(stage.learner, task, "train")
-        shares = map(Share, loader) if self.accelerator.num_processes == 1 else share_batches(loader)
-        yield from tqdm(shares, f"refresh {task.name}", len(loader), unit="batch", leave=False, disable=_hidden(stage))
+        shares = (
+            map(Share, loader) if self.accelerator.num_processes == 1 else share_batches(loader)
+        )
+        yield from tqdm(
+            shares,
+            f"refresh {task.name}",
+            len(loader),
+            unit="batch",
+            leave=False,
+            disable=_hidden(stage),
+        )
 
     def _batches(self, tasks: Sequence[Task]) -> Batches:
         return Batches(
@@ -266,9 +302,13 @@ class Trainer:
 
     def _order(self, examples: Dataset, epoch: int, purpose: int) -> Sampler:
         """All examples, shuffled anew for every stage, epoch and purpose, and the same way in every process."""
-        return RandomSampler(examples, generator=torch.Generator().manual_seed(self._derive(epoch, purpose)))
+        return RandomSampler(
+            examples, generator=torch.Generator().manual_seed(self._derive(epoch, purpose))
+        )
 
-    def _make_loader(self, learner, task: Task, split: str, batch_size: int, share=None, examples=None) -> DataLoader:
+    def _make_loader(
+        self, learner, task: Task, split: str, batch_size: int, share=None, examples=None
+    ) -> DataLoader:
         return DataLoader(
             task.examples(split) if examples is None else examples,
             batch_size=batch_size,
@@ -285,17 +325,27 @@ class Trainer:
                 broadcast(buffer)
 
     def _size(self, task: Task, split: str) -> int:
-        return task.recipe.batch_size if split == "train" else self.config.eval_batch_size or task.eval_batch_size
+        return (
+            task.recipe.batch_size
+            if split == "train"
+            else self.config.eval_batch_size or task.eval_batch_size
+        )
 
     def _derive(self, epoch: int, purpose: int) -> int:
         """A seed of its own for every stage, epoch and purpose."""
-        return int(np.random.SeedSequence([self.seed, self.index, epoch, purpose]).generate_state(1)[0])
+        return int(
+            np.random.SeedSequence([self.seed, self.index, epoch, purpose]).generate_state(1)[0]
+        )
 
 
 def check_weights(learner: nn.Module, task: Task, taken: int, total: int) -> None:
     """What the latest steps did and no loss has shown yet, in weights and in BatchNorm's statistics."""
     trained = [(name, p) for name, p in learner.named_parameters() if p.requires_grad]
-    broken = [name for name, tensor in (*trained, *learner.named_buffers()) if not bool(tensor.isfinite().all())]
+    broken = [
+        name
+        for name, tensor in (*trained, *learner.named_buffers())
+        if not bool(tensor.isfinite().all())
+    ]
     if broken:
         raise DivergedError(
             f"weights are no numbers after {taken} of {total} steps on {task.name} ({len(broken)} tensors, first "
@@ -306,7 +356,9 @@ def check_weights(learner: nn.Module, task: Task, taken: int, total: int) -> Non
 def _score_batch(task: Task, logits: Tensor, batch: Batch) -> float:
     """The score on a batch that was just learned from, for the progress bar."""
     metric = task.metric()
-    metric.add_batch(**{name: values.tolist() for name, values in task.columns(logits, batch).items()})
+    metric.add_batch(
+        **{name: values.tolist() for name, values in task.columns(logits, batch).items()}
+    )
     return metric.compute()["score"]
 
 
@@ -316,4 +368,7 @@ def _hidden(stage: Stage) -> bool | None:
 
 
 def _move(batch: Batch, device: torch.device) -> Batch:
-    return {key: value.to(device) if isinstance(value, Tensor) else value for key, value in batch.items()}
+    return {
+        key: value.to(device) if isinstance(value, Tensor) else value
+        for key, value in batch.items()
+    }

@@ -38,7 +38,9 @@ class _Loader(yaml.SafeLoader):
         keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
         for number, key in enumerate(keys):
             if key.value in (earlier.value for earlier in keys[:number]):
-                raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} is given twice", key.start_mark)
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"{key.value!r} is given twice", key.start_mark
+                )
         return super().construct_mapping(node, deep)
 
 
@@ -55,4 +57,6 @@ for _tag, _pattern, _first in (
     ("merge", "<<", ["<"]),
 ):
     for _side in (_Loader, _Dumper):
-        _side.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), _first)
+        _side.add_implicit_resolver(
+            f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), _first
+        )

@@ -48,10 +48,14 @@ class Traffic(TorchDispatchMode):
         self.elements: defaultdict[str, Counter] = defaultdict(Counter)
         self.passes: Counter = Counter()  # forward passes of the learner
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         if function.namespace == "c10d":
             tensors = [leaf for leaf in tree_leaves(args[0]) if isinstance(leaf, Tensor)]
-            self.elements[self.phase][function.overloadpacket.__name__] += sum(tensor.numel() for tensor in tensors)
+            self.elements[self.phase][function.overloadpacket.__name__] += sum(
+                tensor.numel() for tensor in tensors
+            )
         return function(*args, **(kwargs or {}))
 
 
@@ -63,7 +67,9 @@ def watch(method: Any, traffic: Traffic, seen: dict[str, Any]) -> None:
     def begin(stage: Any) -> None:
         begin_task(stage)
         traffic.phase = f"fit {stage.index}"
-        seen[f"trained {stage.index}"] = sum(p.numel() for p in stage.learner.parameters() if p.requires_grad)
+        seen[f"trained {stage.index}"] = sum(
+            p.numel() for p in stage.learner.parameters() if p.requires_grad
+        )
         if "learner" not in seen:
             stage.learner.register_forward_hook(lambda *_: traffic.passes.update([traffic.phase]))
         seen["learner"] = stage.learner
@@ -72,7 +78,9 @@ def watch(method: Any, traffic: Traffic, seen: dict[str, Any]) -> None:
         traffic.phase = f"importance {stage.index}"
         end_task(stage)
         traffic.phase = "between"
-        seen[f"protected {stage.index}"] = sum(tensor.numel() for tensor in method.manager.importance.values())
+        seen[f"protected {stage.index}"] = sum(
+            tensor.numel() for tensor in method.manager.importance.values()
+        )
 
     def score(stage: Any, task: Any) -> None:
         before_scoring(stage, task)
@@ -89,7 +97,12 @@ def watch(method: Any, traffic: Traffic, seen: dict[str, Any]) -> None:
 def run_small(unit: str, folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Two tasks of shapes, and rows that say what was to be counted and what was."""
     estimator = UNITS[unit]
-    plan = resolve(parse(RunConfig, {**SHAPES, "method": {"name": "ewc", "strength": 0.1, "estimator": estimator}}))
+    plan = resolve(
+        parse(
+            RunConfig,
+            {**SHAPES, "method": {"name": "ewc", "strength": 0.1, "estimator": estimator}},
+        )
+    )
     traffic, seen = Traffic(), {}
     watch(plan.method, traffic, seen)
     with traffic:
@@ -104,24 +117,44 @@ def run_small(unit: str, folder: Path) -> tuple[list[dict[str, Any]], dict[str, 
     if world > 1:
         sent = {phase: kinds["allreduce_"] for phase, kinds in traffic.elements.items()}
         fit = steps * (seen["trained 0"] + statistics + 2)
-        rows.append(_row("steps of a task, all-reduced", f"{steps} (T + 2w sum(2C+1) + 2)", fit, sent["fit 0"]))
+        rows.append(
+            _row(
+                "steps of a task, all-reduced",
+                f"{steps} (T + 2w sum(2C+1) + 2)",
+                fit,
+                sent["fit 0"],
+            )
+        )
         spread = traffic.elements["fit 0"]["broadcast_"]
         buffers = sum(buffer.numel() for buffer in seen["learner"].buffers())
-        formula, expected = f"T + ({steps} + 2) B, and DDP's own", seen["trained 0"] + (steps + 2) * buffers
+        formula, expected = (
+            f"T + ({steps} + 2) B, and DDP's own",
+            seen["trained 0"] + (steps + 2) * buffers,
+        )
         rows.append(_row("steps of a task, broadcast", formula, expected, spread))
         gathered = traffic.elements["score 0"]["allgather_"]
         scored = len(plan.tasks[0].examples("eval"))
-        rows.append(_row(f"scores of {scored} examples, gathered bytes", "pickled columns", None, gathered))
+        rows.append(
+            _row(f"scores of {scored} examples, gathered bytes", "pickled columns", None, gathered)
+        )
         if unit == "example":
-            rows.append(_row("importance by example, all-reduced", "P + 1", weights + 1, sent["importance 0"]))
+            rows.append(
+                _row(
+                    "importance by example, all-reduced", "P + 1", weights + 1, sent["importance 0"]
+                )
+            )
         else:
             forward = steps * (weights + world + statistics)
             formula = f"{steps} (P + w + 2w sum(2C+1))"
-            rows.append(_row("importance by batch, all-reduced", formula, forward, sent["importance 0"]))
+            rows.append(
+                _row("importance by batch, all-reduced", formula, forward, sent["importance 0"])
+            )
     passes, audit = traffic.passes["importance 0"], unit == "example"
     formula = "batches, and one for the audit" if audit else "batches"
     rows.append(_row(f"importance by {unit}, forward passes", formula, steps + audit, passes))
-    rows.append(_row("held by the method, bytes", "8 P", 2 * FLOAT * weights, plan.method.bytes_held()))
+    rows.append(
+        _row("held by the method, bytes", "8 P", 2 * FLOAT * weights, plan.method.bytes_held())
+    )
     return rows, {"seen": seen, "traffic": traffic, "plan": plan}
 
 
@@ -131,7 +164,9 @@ def measure_path(learner: nn.Module) -> dict[str, Any]:
     manager = ConsolidationManager(learner.named_parameters(), path=path)
     manager.consolidate(path.importance())
     weights = sum(parameter.numel() for parameter in manager.parameters.values())
-    return _row("held with a path integral (SI), bytes", "16 P", 4 * FLOAT * weights, manager.bytes_held())
+    return _row(
+        "held with a path integral (SI), bytes", "16 P", 4 * FLOAT * weights, manager.bytes_held()
+    )
 
 
 def measure_small() -> list[dict[str, Any]]:
@@ -152,7 +187,14 @@ def _measure_files(run: Path, learner: nn.Module) -> list[dict[str, Any]]:
     newest = max((run / "checkpoints").iterdir())
     state = sum(tensor.numel() * tensor.element_size() for tensor in learner.state_dict().values())
     sizes = {path.stem: path.stat().st_size for path in newest.glob("*.safetensors")}
-    return [_row("a checkpoint's learner, bytes", "4 (weights and buffers), and names", state, sizes["learner"])]
+    return [
+        _row(
+            "a checkpoint's learner, bytes",
+            "4 (weights and buffers), and names",
+            state,
+            sizes["learner"],
+        )
+    ]
 
 
 def _row(what: str, formula: str, expected: int | None, counted: int) -> dict[str, Any]:
@@ -164,13 +206,25 @@ def describe_models() -> list[dict[str, Any]]:
     from transformers import LlamaConfig, LlamaForCausalLM, ViltConfig, ViltModel
 
     with torch.device("meta"):
-        vilt = ViltModel(ViltConfig(modality_type_vocab_size=3))  # a third kind for the second image of a pair
+        vilt = ViltModel(
+            ViltConfig(modality_type_vocab_size=3)
+        )  # a third kind for the second image of a pair
         llama = LlamaForCausalLM(LlamaConfig())  # the defaults are those of the 7B model
     weights, whole = (sum(p.numel() for p in model.parameters()) for model in (vilt, llama))
-    adapted = {name: module for name, module in llama.named_modules() if isinstance(module, nn.Linear)}
+    adapted = {
+        name: module for name, module in llama.named_modules() if isinstance(module, nn.Linear)
+    }
     rank = 16
-    few = sum(rank * (m.in_features + m.out_features) for n, m in adapted.items() if n.endswith(("q_proj", "v_proj")))
-    every = sum(rank * (m.in_features + m.out_features) for n, m in adapted.items() if not n.endswith("lm_head"))
+    few = sum(
+        rank * (m.in_features + m.out_features)
+        for n, m in adapted.items()
+        if n.endswith(("q_proj", "v_proj"))
+    )
+    every = sum(
+        rank * (m.in_features + m.out_features)
+        for n, m in adapted.items()
+        if not n.endswith("lm_head")
+    )
     return [
         _describe("ViLT-B/32, all weights", 0, weights),
         _describe("7B, all weights", 0, whole),
@@ -195,14 +249,22 @@ def _describe(name: str, frozen: int, trained: int) -> dict[str, Any]:
 
 
 def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", action="store_true", help="work the formulas out for two large models")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--models", action="store_true", help="work the formulas out for two large models"
+    )
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(argv)
     rows = describe_models() if options.models else measure_small()
     if join_processes().is_main_process:
         for row in rows:
-            print(json.dumps(row) if options.json else "  ".join(f"{key} {_show(v)}" for key, v in row.items()))
+            print(
+                json.dumps(row)
+                if options.json
+                else "  ".join(f"{key} {_show(v)}" for key, v in row.items())
+            )
     return rows
 
 

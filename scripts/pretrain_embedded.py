@@ -85,7 +85,9 @@ def start_embeddings(embeddings: nn.Module) -> None:
     nn.init.normal_(patch.weight, std=0.1)
     with torch.no_grad():
         embeddings.position_embeddings[0, 1:] = 0.7 * places / places.std()
-        patch.bias.copy_(0.75 * patch.weight.sum(dim=(1, 2, 3)))  # the background is about -0.75 once normalised
+        patch.bias.copy_(
+            0.75 * patch.weight.sum(dim=(1, 2, 3))
+        )  # the background is about -0.75 once normalised
 
 
 class Pretraining(nn.Module):
@@ -103,12 +105,16 @@ class Pretraining(nn.Module):
         """Logits of the hidden words at their places, of the same off the pooled vectors, and of truth."""
         states = self.encoder.encode(batch)  # [batch, length, width]
         pooled = self.model.vilt.pooler(states)  # [batch, width]
-        hidden = states[:, : batch["input_ids"].shape[1]][batch["input_ids"] == MASK]  # [words, width]
+        hidden = states[:, : batch["input_ids"].shape[1]][
+            batch["input_ids"] == MASK
+        ]  # [words, width]
         whole = truth != IGNORED
         return self.model.mlm_score(hidden), self.name(pooled[~whole]), self.match(pooled[whole])
 
 
-def score(model: Pretraining, examples: list[Example], vocabulary: dict[str, int]) -> dict[str, float]:
+def score(
+    model: Pretraining, examples: list[Example], vocabulary: dict[str, int]
+) -> dict[str, float]:
     """Percent right on held-out captions, by what was asked and by kind of caption."""
     right: dict[str, list[float]] = {}
     for start in range(0, len(examples), 256):
@@ -130,13 +136,17 @@ def score(model: Pretraining, examples: list[Example], vocabulary: dict[str, int
     return {name: round(100 * float(np.mean(hits)), 1) for name, hits in sorted(right.items())}
 
 
-def take_loss(model: Pretraining, rng: Random, step: int, options: argparse.Namespace, vocabulary: dict) -> Tensor:
+def take_loss(
+    model: Pretraining, rng: Random, step: int, options: argparse.Namespace, vocabulary: dict
+) -> Tensor:
     """The loss of one step: a batch of long captions and a batch, twice as large, of single ones."""
     objects, matching = plan(step, options.steps)
     long = [make_long_example(rng, objects) for _ in range(options.batch // 2)]
     batch, words, truth = make_batch(long, vocabulary)
     loss = cross_entropy(model(batch, truth)[0], words)
-    batch, words, truth = make_batch([make_example(rng, objects, matching) for _ in range(options.batch)], vocabulary)
+    batch, words, truth = make_batch(
+        [make_example(rng, objects, matching) for _ in range(options.batch)], vocabulary
+    )
     placed, pooled, matched = model(batch, truth)
     loss = loss + 0.5 * cross_entropy(placed, words) + 0.5 * cross_entropy(pooled, words)
     return loss + cross_entropy(matched, truth[truth != IGNORED])
@@ -150,10 +160,14 @@ def plan(step: int, steps: int) -> tuple[tuple[int, int], float]:
     return ((1, 4), 0.33) if share < 0.25 else ((2, 6), 0.5)
 
 
-def pretrain(options: argparse.Namespace, vocabulary: dict[str, int]) -> tuple[Pretraining, dict[str, float], float]:
+def pretrain(
+    options: argparse.Namespace, vocabulary: dict[str, int]
+) -> tuple[Pretraining, dict[str, float], float]:
     torch.manual_seed(options.seed)
     model = Pretraining(make_config(options, len(vocabulary)))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr, betas=(0.9, 0.98), weight_decay=0.01)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=options.lr, betas=(0.9, 0.98), weight_decay=0.01
+    )
     rate = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min((step + 1) / 200, max(0.01, 1 - step / options.steps))
     )
@@ -192,34 +206,49 @@ def make_config(options: argparse.Namespace, words: int) -> ViltConfig:
         attention_probs_dropout_prob=0.0,
         max_image_length=-1,
         modality_type_vocab_size=3,
-        initializer_range=options.width**-0.5,  # the usual 0.02 suits wide models; here it delays learning for long
+        initializer_range=options.width
+        ** -0.5,  # the usual 0.02 suits wide models; here it delays learning for long
     )
 
 
 def save(model: Pretraining, vocabulary: dict[str, int], folder: Path) -> None:
     """The folder in Hugging Face format: weights with masked-word head and pooler, tokenizer, image processor."""
     kinds = model.model.vilt.embeddings.token_type_embeddings.weight
-    kinds.data[2] = kinds.data[1]  # captions have one image; the second of a pair begins as a copy of the first
+    kinds.data[2] = kinds.data[
+        1
+    ]  # captions have one image; the second of a pair begins as a copy of the first
     model.model.save_pretrained(folder)
     BertTokenizer(vocab=vocabulary, do_lower_case=True, model_max_length=40).save_pretrained(folder)
     ViltImageProcessorPil(size={"shortest_edge": SIDE}, size_divisor=CELL).save_pretrained(folder)
 
 
-def write_card(folder: Path, options: argparse.Namespace, model: Pretraining, scores: dict, seconds: float) -> None:
+def write_card(
+    folder: Path, options: argparse.Namespace, model: Pretraining, scores: dict, seconds: float
+) -> None:
     """README.md of the model: what it is, the command that made it, what it scored."""
     parameters = sum(parameter.numel() for parameter in model.model.parameters())
     command = " ".join(
-        f"--{name.replace('_', '-')} {value}" for name, value in vars(options).items() if name not in ("out", "every")
+        f"--{name.replace('_', '-')} {value}"
+        for name, value in vars(options).items()
+        if name not in ("out", "every")
     )
     table = "\n".join(f"| {name} | {value:.1f} |" for name, value in scores.items())
     (folder / "README.md").write_text(
-        CARD.format(parameters=parameters, command=command, table=table, minutes=seconds / 60, **vars(options)),
+        CARD.format(
+            parameters=parameters,
+            command=command,
+            table=table,
+            minutes=seconds / 60,
+            **vars(options),
+        ),
         encoding="utf-8",
     )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, required=True, help="folder of the model")
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--batch", type=int, default=64)
@@ -228,7 +257,9 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--inner", type=int, default=512, help="width of the feed-forward layers")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--held-out", type=int, default=2048, help="captions that are scored, not trained on")
+    parser.add_argument(
+        "--held-out", type=int, default=2048, help="captions that are scored, not trained on"
+    )
     parser.add_argument("--every", type=int, default=250, help="steps between two scores")
     options = parser.parse_args()
     vocabulary = build_vocabulary()

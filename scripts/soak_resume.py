@@ -62,20 +62,28 @@ def main() -> int:
             process.wait()
             done += 1
             newest = list_checkpoints(killed / "checkpoints")[:1]
-            print(f"kill {done}: newest checkpoint {newest[0].name if newest else 'none'}", flush=True)
+            print(
+                f"kill {done}: newest checkpoint {newest[0].name if newest else 'none'}", flush=True
+            )
     if _start(arguments, killed, "--resume").wait():
         sys.exit("the run could not be finished")
     _compare(whole, killed)
-    print(f"killed {done} times, and the same to the last bit: scores and {_count_weights(whole):,} weights")
+    print(
+        f"killed {done} times, and the same to the last bit: scores and {_count_weights(whole):,} weights"
+    )
     shutil.rmtree(folder)
     return 0
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
-    parser.add_argument("--longest", type=float, help="seconds that a part runs at most (default: a quarter of all)")
+    parser.add_argument(
+        "--longest", type=float, help="seconds that a part runs at most (default: a quarter of all)"
+    )
     parser.add_argument("--every-steps", type=int, default=5, help="steps between checkpoints")
     parser.add_argument("--folder", default="soak", help="a new folder, removed if all went well")
     parser.add_argument("options", nargs="*", help="options of `mcit run`, after --")
@@ -83,7 +91,12 @@ def _parse() -> argparse.Namespace:
 
 
 def _start(arguments: argparse.Namespace, output: Path, *more: str) -> subprocess.Popen:
-    words = [*(arguments.options or SMALL), "--set", f"checkpoint.every_steps={arguments.every_steps}", *more]
+    words = [
+        *(arguments.options or SMALL),
+        "--set",
+        f"checkpoint.every_steps={arguments.every_steps}",
+        *more,
+    ]
     script = _checkout.ROOT / "scripts" / "run_sequence.py"
     output.parent.mkdir(parents=True, exist_ok=True)
     with (output.parent / "console.log").open("a", encoding="utf-8") as log:
@@ -104,7 +117,9 @@ def _wait_to_begin(process: subprocess.Popen, output: Path) -> bool:
 
 def _read(folder: Path) -> tuple[dict, dict]:
     scores = json.loads((folder / "scores.json").read_text(encoding="utf-8"))
-    scores["cost"] = {key: value for key, value in scores["cost"].items() if not key.endswith("_seconds")}
+    scores["cost"] = {
+        key: value for key, value in scores["cost"].items() if not key.endswith("_seconds")
+    }
     return scores, read_checkpoint(list_checkpoints(folder / "checkpoints")[0]).parts["learner"]
 
 
@@ -112,7 +127,9 @@ def _compare(whole: Path, killed: Path) -> None:
     (scores, weights), (found_scores, found) = _read(whole), _read(killed)
     differ = [name for name in weights if name not in found or not weights[name].equal(found[name])]
     if scores != found_scores or differ or found.keys() - weights.keys():
-        sys.exit(f"the runs differ: {len(differ)} of {len(weights)} tensors; see {whole} and {killed}")
+        sys.exit(
+            f"the runs differ: {len(differ)} of {len(weights)} tensors; see {whole} and {killed}"
+        )
 
 
 def _count_weights(folder: Path) -> int:

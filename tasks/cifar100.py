@@ -9,7 +9,14 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from mcit.data.augment import draw_corners, draw_factors, draw_flips, flip, pad_crop, scale_brightness
+from mcit.data.augment import (
+    draw_corners,
+    draw_factors,
+    draw_flips,
+    flip,
+    pad_crop,
+    scale_brightness,
+)
 from mcit.data.cifar import count_cifar100, read_cifar100
 from mcit.data.class_incremental import ClassIncrementalTask
 from mcit.data.image_folders import StoredImages

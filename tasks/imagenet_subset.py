@@ -22,7 +22,9 @@ class ImageNetSubset(ClassIncrementalTask):
 
     dataset = "imagenet_subset"
     class_count = 100
-    sizes: ClassVar = {"eval": 5000}  # of training images there are 732 to 1300 in a class, as the list has it
+    sizes: ClassVar = {
+        "eval": 5000
+    }  # of training images there are 732 to 1300 in a class, as the list has it
     home = "imagenet_subset"
     page = "https://image-net.org/download.php"
     mean = (0.485, 0.456, 0.406)
@@ -33,11 +35,15 @@ class ImageNetSubset(ClassIncrementalTask):
         return "imagenet" if self.part.equal else "podnet"
 
     def read_images(self, split: str, kept: Sequence[int]) -> ImageFiles:
-        return read_imagenet_subset(self.root, split, kept, self.class_list, on_bad=self.on_bad(split))
+        return read_imagenet_subset(
+            self.root, split, kept, self.class_list, on_bad=self.on_bad(split)
+        )
 
     def count_labels(self, split: str) -> Counter[int]:
         listed = read_imagenet_subset(self.root, split, range(self.class_count), self.class_list)
         return Counter(listed.labels.tolist())
 
     def augment(self, pixels: Tensor) -> Tensor:
-        return flip(pixels, draw_flips(len(pixels)))  # the random box was cut when the file was decoded
+        return flip(
+            pixels, draw_flips(len(pixels))
+        )  # the random box was cut when the file was decoded

@@ -34,7 +34,9 @@ class Nlvr2(AnnotatedTask):
     embedded = True
     chance = 50.0
     head = Head("nlvr2", outputs=2, kind="class", layout="mlp", views=2)
-    source = "unpack NLVR2's train, dev and test1 files in nlvr2/data/ and their images in nlvr2/images/"
+    source = (
+        "unpack NLVR2's train, dev and test1 files in nlvr2/data/ and their images in nlvr2/images/"
+    )
     page = "https://lil.nlp.cornell.edu/nlvr/"
     archives: ClassVar = {
         "train_img.zip": "nlvr2/images/train",
@@ -65,7 +67,12 @@ class Nlvr2(AnnotatedTask):
         return lambda record: _read(record, groups)
 
     def example(self, row: Row, shown: Sequence[Shown]) -> Row:
-        return {"images": list(shown), "text": row["sentence"], "group": row["group"], "label": row["label"]}
+        return {
+            "images": list(shown),
+            "text": row["sentence"],
+            "group": row["group"],
+            "label": row["label"],
+        }
 
     def collate(self, examples: Sequence[Row], processor: Any) -> Batch:
         return {
@@ -86,7 +93,9 @@ def _read(record: Record, groups: dict[tuple[str, ...], int]) -> Row:
     identifier = record.get("identifier", kind=str)
     fields = identifier.split("-")
     if len(fields) != 4 or not all(re.fullmatch(r"\w+", field) for field in fields):
-        raise record.error(f"'identifier' must read split-set-pair-sentence, found {shorten(identifier)}")
+        raise record.error(
+            f"'identifier' must read split-set-pair-sentence, found {shorten(identifier)}"
+        )
     label = record.get("label", kind=(str, bool))
     if str(label).lower() not in _LABELS:
         raise record.error(f"'label' must be True or False, found {shorten(label)}")

@@ -8,7 +8,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from mcit.data.augment import draw_corners, draw_factors, draw_flips, flip, pad_crop, scale_brightness
+from mcit.data.augment import (
+    draw_corners,
+    draw_factors,
+    draw_flips,
+    flip,
+    pad_crop,
+    scale_brightness,
+)
 from mcit.data.class_incremental import FIRST_RECIPE, LATER_RECIPE, ClassIncrementalTask
 from mcit.data.image_folders import StoredImages
 from mcit.data.shapes import CLASS_NAMES, draw_shapes
@@ -30,8 +37,12 @@ class Shapes(ClassIncrementalTask):
     class_count = len(CLASS_NAMES)
     width = 16  # of the network's first stage
     stem = "podnet"  # half the resolution is enough for forms this large, and four times faster
-    first_recipe = replace(FIRST_RECIPE, epochs=20, batch_size=64, weight_decay=4e-3, milestones=(12, 17))
-    later_recipe = replace(LATER_RECIPE, epochs=10, batch_size=64, weight_decay=5e-4, milestones=(6, 9))
+    first_recipe = replace(
+        FIRST_RECIPE, epochs=20, batch_size=64, weight_decay=4e-3, milestones=(12, 17)
+    )
+    later_recipe = replace(
+        LATER_RECIPE, epochs=10, batch_size=64, weight_decay=5e-4, milestones=(6, 9)
+    )
     mean = (0.44, 0.43, 0.44)
     std = (0.24, 0.23, 0.24)
 

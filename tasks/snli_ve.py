@@ -75,10 +75,14 @@ def _read(record: Record) -> Row | None:
     if label == "-":
         return None  # its annotators did not agree
     if label not in LABELS:
-        raise record.error(f"'gold_label' must be one of {', '.join(LABELS)}, found {shorten(label)}")
+        raise record.error(
+            f"'gold_label' must be one of {', '.join(LABELS)}, found {shorten(label)}"
+        )
     image = str(record.get("Flickr30K_ID", "Flikr30kID", kind=(str, int))).removesuffix(".jpg")
     if not re.fullmatch(r"[\w-]+", image):
-        raise record.error(f"the Flickr30k id must be the name of an image in the folder, found {shorten(image)}")
+        raise record.error(
+            f"the Flickr30k id must be the name of an image in the folder, found {shorten(image)}"
+        )
     return {
         "id": record.get("pairID", kind=str) if "pairID" in record.fields else str(record.number),
         "image": image,

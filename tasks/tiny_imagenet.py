@@ -36,7 +36,9 @@ class TinyImageNet(ClassIncrementalTask):
         return read_tiny_imagenet(self.root, split, kept, self.on_bad(split))
 
     def count_labels(self, split: str) -> Counter[int]:
-        listed = list_tiny_imagenet(self.root, split, range(self.class_count), on_bad=lambda error: None)
+        listed = list_tiny_imagenet(
+            self.root, split, range(self.class_count), on_bad=lambda error: None
+        )
         return Counter(label for _, label in listed)
 
     def augment(self, pixels: Tensor) -> Tensor:

@@ -34,11 +34,17 @@ class MarkedPicture(Picture):
 
     @classmethod
     def of(cls, row: Row, images: ImageFolder) -> MarkedPicture:
-        plain, objects, mentioned = images.picture(row["image"]), tuple(row["objects"]), tuple(row["mentioned"])
+        plain, objects, mentioned = (
+            images.picture(row["image"]),
+            tuple(row["objects"]),
+            tuple(row["mentioned"]),
+        )
         # questions about the same objects of an image share a picture
         marks = json.dumps([STYLE, len(objects), [(index, objects[index]) for index in mentioned]])
         digest = hashlib.blake2b(marks.encode(), digest_size=8).hexdigest()
-        return cls(plain.path, f"{plain.name}#{digest}", images.find(row["metadata"]), objects, mentioned)
+        return cls(
+            plain.path, f"{plain.name}#{digest}", images.find(row["metadata"]), objects, mentioned
+        )
 
     @property
     def sources(self) -> tuple[Path, ...]:
@@ -67,7 +73,10 @@ class MarkedPicture(Picture):
         for index in self.mentioned:
             box = boxes[index]
             if not isinstance(box, list) or len(box) < 4 or not all(map(_is_number, box[:4])):
-                raise BadRecord(f"{path}: box {index} must be [x1, y1, x2, y2, ...], found {shorten(box)}", _NO_BOXES)
+                raise BadRecord(
+                    f"{path}: box {index} must be [x1, y1, x2, y2, ...], found {shorten(box)}",
+                    _NO_BOXES,
+                )
         size = metadata.get("width"), metadata.get("height")
         if not all(_is_number(side) and side >= 1 for side in size):
             text = f"{path} must have the image's 'width' and 'height', found {shorten(size[0])} and {shorten(size[1])}"
@@ -137,7 +146,9 @@ class Vcr(AnnotatedTask):
         names = ("vcr", "drawn_images", "bbox", split)
         # the program that draws them and the one that made the benchmark call the folders differently
         either = ("qar", "rationale") if self.rationale else ("qa", "answer")
-        return *names, next((name for name in either if self.path(*names, name).is_dir()), either[0])
+        return *names, next(
+            (name for name in either if self.path(*names, name).is_dir()), either[0]
+        )
 
     def reader(self, split: str, bad: BadRecords) -> Callable[[Record], Row]:
         return self._read
@@ -146,11 +157,18 @@ class Vcr(AnnotatedTask):
         return super().pictures(row, images) if self.drawn else (MarkedPicture.of(row, images),)
 
     def example(self, row: Row, shown: Sequence[Shown]) -> Row:
-        return {"image": shown[0], **{name: row[name] for name in ("question", "given", "choices", "label")}}
+        return {
+            "image": shown[0],
+            **{name: row[name] for name in ("question", "given", "choices", "label")},
+        }
 
     def collate(self, examples: Sequence[Row], processor: Any) -> Batch:
         # in parts, so that a text that is too long loses words of the question and the choices stay different
-        parts = [(each["question"], each["given"], choice) for each in examples for choice in each["choices"]]
+        parts = [
+            (each["question"], each["given"], choice)
+            for each in examples
+            for choice in each["choices"]
+        ]
         return {
             **processor.read_texts(parts),
             **processor.read_images([example["image"] for example in examples]),
@@ -168,13 +186,17 @@ class Vcr(AnnotatedTask):
             choices, label = _read_choices(record, "rationale", objects)
         identifier = record.get("annot_id", kind=str)
         if not stays_inside(identifier) or "/" in identifier:
-            raise record.error(f"'annot_id' must be the name of a file, found {shorten(identifier)}")
+            raise record.error(
+                f"'annot_id' must be the name of a file, found {shorten(identifier)}"
+            )
         return {
             "id": identifier,
             "image": f"{identifier}.jpg" if self.drawn else _read_path(record, "img_fn"),
             "metadata": "" if self.drawn else _read_path(record, "metadata_fn"),
             "objects": objects,
-            "mentioned": sorted({index for tokens in (question, given, *choices) for index in _tagged(tokens)}),
+            "mentioned": sorted(
+                {index for tokens in (question, given, *choices) for index in _tagged(tokens)}
+            ),
             "question": speak(question, objects),
             "given": speak(given, objects),
             "choices": [speak(tokens, objects) for tokens in choices],
@@ -199,7 +221,9 @@ def _read_tokens(record: Record, tokens: Any, objects: list[str]) -> list[str | 
     for token in tokens:
         is_word = isinstance(token, str) and is_text(token)
         tag = token if isinstance(token, list) else [None]
-        if not is_word and not all(type(index) is int and 0 <= index < len(objects) for index in tag):
+        if not is_word and not all(
+            type(index) is int and 0 <= index < len(objects) for index in tag
+        ):
             text = f"a token must be a word or a list of indices below {len(objects)}, found {shorten(token)}"
             raise record.error(text, "a tag of no object")
     return tokens
@@ -212,9 +236,13 @@ def _tagged(tokens: Iterable[str | list[int]]) -> Iterable[int]:
 def _read_path(record: Record, name: str) -> str:
     path = record.get(name, kind=str)
     if not stays_inside(path):
-        raise record.error(f"{name!r} must be a path inside the image folder, found {shorten(path)}")
+        raise record.error(
+            f"{name!r} must be a path inside the image folder, found {shorten(path)}"
+        )
     return str(PurePosixPath(path))
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e9  # not NaN either
+    return (
+        isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e9
+    )  # not NaN either

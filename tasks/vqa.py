@@ -90,7 +90,9 @@ class Vqa(AnnotatedTask):
         known = len(self.answer_ids)
         if self.vocabulary is not None:
             return [f"{known:,} answers in the vocabulary {self.vocabulary}"]
-        lines = [f"{known:,} answers in the vocabulary, each the majority {self.minimum} times at least"]
+        lines = [
+            f"{known:,} answers in the vocabulary, each the majority {self.minimum} times at least"
+        ]
         if known != PUBLISHED:
             lines.append(
                 f"published ones have {PUBLISHED:,}: with configs/climb.yaml, add --set tasks.vqa.answers={known}"
@@ -105,7 +107,10 @@ class Vqa(AnnotatedTask):
 
     def files(self, split: str) -> tuple[Path, ...]:
         folder = self.path("vqav2")
-        return folder / f"v2_OpenEnded_mscoco_{split}_questions.json", folder / f"v2_mscoco_{split}_annotations.json"
+        return (
+            folder / f"v2_OpenEnded_mscoco_{split}_questions.json",
+            folder / f"v2_mscoco_{split}_annotations.json",
+        )
 
     def image_place(self, split: str) -> tuple[str, ...]:
         return "ms-coco", "images"
@@ -123,7 +128,10 @@ class Vqa(AnnotatedTask):
                 text = record.get("question", kind=str), record.get("image_id", kind=int)
                 number = record.get("question_id", kind=int)
                 if questions.setdefault(number, text) != text:
-                    raise record.error(f"question_id {number} has another question before", "two questions of one id")
+                    raise record.error(
+                        f"question_id {number} has another question before",
+                        "two questions of one id",
+                    )
             except BadRecord as error:
                 bad.add(error)
         bad.raise_if_any()
@@ -138,7 +146,11 @@ class Vqa(AnnotatedTask):
         scores = torch.zeros(len(examples), vqa_answers.ANNOTATORS)  # [batch, annotators]
         labels = torch.zeros(len(examples), len(self.answer_ids))  # [batch, answers]
         for row, example in enumerate(examples):
-            known = [(self.answer_ids[a], score) for a, score in example["answers"].items() if a in self.answer_ids]
+            known = [
+                (self.answer_ids[a], score)
+                for a, score in example["answers"].items()
+                if a in self.answer_ids
+            ]
             for place, (answer, score) in enumerate(known):
                 ids[row, place], scores[row, place], labels[row, answer] = answer, score, score
         return {
@@ -151,7 +163,9 @@ class Vqa(AnnotatedTask):
 
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
         # summed over the answers: a mean would shrink the gradient by the size of the vocabulary
-        return functional.binary_cross_entropy_with_logits(logits, batch["labels"], reduction="sum") / len(logits)
+        return functional.binary_cross_entropy_with_logits(
+            logits, batch["labels"], reduction="sum"
+        ) / len(logits)
 
     def columns(self, logits: Tensor, batch: Batch) -> Mapping[str, Tensor]:
         predictions = logits.argmax(dim=-1)  # [batch]
@@ -169,7 +183,9 @@ class Vqa(AnnotatedTask):
             raise record.error(text, "no question of that id")
         question, asked_of = questions[number]
         if asked_of != image:
-            text = f"question {number} is about image {asked_of}, its annotation about image {image}"
+            text = (
+                f"question {number} is about image {asked_of}, its annotation about image {image}"
+            )
             raise record.error(text, "question and annotation about different images")
         given = record.items("answers")
         if len(given) != vqa_answers.ANNOTATORS:
@@ -210,7 +226,9 @@ class Vqa(AnnotatedTask):
         counts = {official: self.count_records(split) for split, official in self.splits.items()}
         if counts == dict(self.sizes):
             return []
-        return [f"{count:,} of {self.sizes[name]:,} records of {name}" for name, count in counts.items()]
+        return [
+            f"{count:,} of {self.sizes[name]:,} records of {name}" for name, count in counts.items()
+        ]
 
     def _read_vocabulary(self) -> tuple[list[str], str]:
         return vqa_answers.read_vocabulary(self.vocabulary), str(self.vocabulary)
@@ -226,6 +244,13 @@ class Vqa(AnnotatedTask):
                 "--set tasks.vqa.minimum=1"
             )
         files = [path for split in self.splits.values() for path in self.files(split)]
-        path = cache_folder() / "vocabularies" / f"vqa-{fingerprint(files, {'minimum': self.minimum})}.json"
-        keep_text(path, json.dumps({"minimum": self.minimum, "answers": known}, indent=0, ensure_ascii=False))
+        path = (
+            cache_folder()
+            / "vocabularies"
+            / f"vqa-{fingerprint(files, {'minimum': self.minimum})}.json"
+        )
+        keep_text(
+            path,
+            json.dumps({"minimum": self.minimum, "answers": known}, indent=0, ensure_ascii=False),
+        )
         return known, str(path)

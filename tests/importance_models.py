@@ -14,7 +14,10 @@ class ConvNet(nn.Module):
     def __init__(self):
         super().__init__()
         self.stem, self.norm0 = nn.Conv2d(3, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4)
-        self.conv1, self.norm1 = nn.Conv2d(4, 6, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(6)
+        self.conv1, self.norm1 = (
+            nn.Conv2d(4, 6, 3, stride=2, padding=1, bias=False),
+            nn.BatchNorm2d(6),
+        )
         self.conv2, self.norm2 = nn.Conv2d(6, 6, 3, padding=1, bias=False), nn.BatchNorm2d(6)
         self.shortcut = nn.Sequential(nn.Conv2d(4, 6, 1, stride=2, bias=False), nn.BatchNorm2d(6))
         self.relu, self.fc = nn.ReLU(inplace=True), nn.Linear(6, 4)
@@ -59,10 +62,16 @@ class Reader(nn.Module):
     def __init__(self):
         super().__init__()
         self.words = nn.Embedding(9, 6, padding_idx=0)
-        self.token, self.places = nn.Parameter(torch.randn(1, 1, 6)), nn.Parameter(torch.randn(1, 6, 6))
+        self.token, self.places = (
+            nn.Parameter(torch.randn(1, 1, 6)),
+            nn.Parameter(torch.randn(1, 6, 6)),
+        )
         self.scale = nn.Parameter(torch.tensor(1.3))
         self.attention = nn.MultiheadAttention(6, 2, batch_first=True)
-        self.norm, self.mlp = nn.LayerNorm(6), nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 6))
+        self.norm, self.mlp = (
+            nn.LayerNorm(6),
+            nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 6)),
+        )
         self.batch_norm, self.fc, self.unused = nn.BatchNorm1d(6), nn.Linear(6, 4), nn.Linear(6, 6)
         nn.init.uniform_(self.batch_norm.running_var, 0.5, 2.0)
 
@@ -76,7 +85,11 @@ class Reader(nn.Module):
 class Recurrent(nn.Module):
     def __init__(self):
         super().__init__()
-        self.words, self.lstm, self.fc = nn.Embedding(9, 5), nn.LSTM(5, 6, batch_first=True), nn.Linear(6, 4)
+        self.words, self.lstm, self.fc = (
+            nn.Embedding(9, 5),
+            nn.LSTM(5, 6, batch_first=True),
+            nn.Linear(6, 4),
+        )
 
     def forward(self, ids: Tensor) -> Tensor:
         states, (last, _) = self.lstm(self.words(ids))
@@ -103,7 +116,12 @@ class Functional(nn.Module):
 
     def __init__(self, share: float, called: bool = True):
         super().__init__()
-        self.layer, self.fc, self.share, self.called = nn.Linear(6, 6), nn.Linear(6, 4), share, called
+        self.layer, self.fc, self.share, self.called = (
+            nn.Linear(6, 6),
+            nn.Linear(6, 4),
+            share,
+            called,
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         own = self.layer(x) if self.called else 0.0
@@ -118,7 +136,9 @@ class Thrice(nn.Module):
         self.layer, self.norm, self.fc = nn.Linear(6, 6), nn.LayerNorm(6), nn.Linear(6, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        long = torch.tanh(self.layer(x[:, None] * torch.linspace(0.5, 2, 5, dtype=x.dtype)[:, None]))
+        long = torch.tanh(
+            self.layer(x[:, None] * torch.linspace(0.5, 2, 5, dtype=x.dtype)[:, None])
+        )
         short = torch.tanh(self.layer(self.norm(long[:, :2])))
         return self.fc(self.layer(x) + self.norm(short.mean(dim=1)))
 
@@ -138,7 +158,11 @@ class Unbatched(nn.Module):
 
     def __init__(self, shape: tuple[int, ...]):
         super().__init__()
-        self.table, self.norm, self.project = nn.Parameter(torch.randn(*shape)), nn.LayerNorm(6), nn.Linear(6, 6)
+        self.table, self.norm, self.project = (
+            nn.Parameter(torch.randn(*shape)),
+            nn.LayerNorm(6),
+            nn.Linear(6, 6),
+        )
         self.inner, self.fc = nn.Linear(6, 6), nn.Linear(6, 4)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -179,7 +203,9 @@ class Views(nn.Module):
     def forward(self, x: Tensor) -> Tensor:  # [batch, views, 6]
         batch, views, _ = x.shape
         if self.layout == "consecutive":
-            return self.fc(torch.tanh(self.inner(x.reshape(-1, 6))).view(batch, views, 6).sum(dim=1))
+            return self.fc(
+                torch.tanh(self.inner(x.reshape(-1, 6))).view(batch, views, 6).sum(dim=1)
+            )
         rows = x.transpose(0, 1).reshape(-1, 6)
         return self.fc(torch.tanh(self.inner(rows)).view(views, batch, 6).sum(dim=0))
 

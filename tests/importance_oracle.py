@@ -13,7 +13,9 @@ from torch.nn.functional import logsigmoid
 Forward = Callable[[nn.Module, Any], tuple[Tensor, Tensor]]
 
 
-def score_one(z: Tensor, y: Tensor, score: str, reversal: str = "positives", norm: str = "l2") -> Tensor:
+def score_one(
+    z: Tensor, y: Tensor, score: str, reversal: str = "positives", norm: str = "l2"
+) -> Tensor:
     """The score of one example's logits [outputs]; `y` is a class id or soft labels [outputs]."""
     if score == "output_norm":
         length = (z * z).sum()
@@ -72,15 +74,21 @@ def one_at_a_time(
     for example in examples:
         logits, target = forward(model, double(example))
         for weight, value in _weighted_scores(logits, target, score, labels, form):
-            found = torch.autograd.grad(value, list(parameters.values()), retain_graph=True, allow_unused=True)
+            found = torch.autograd.grad(
+                value, list(parameters.values()), retain_graph=True, allow_unused=True
+            )
             for name, gradient in zip(parameters, found, strict=True):
                 if gradient is not None:
-                    sums[name] += weight * (gradient.abs() if score == "output_norm" else gradient * gradient)
+                    sums[name] += weight * (
+                        gradient.abs() if score == "output_norm" else gradient * gradient
+                    )
         count += 1
     return {name: total / count for name, total in sums.items()}
 
 
-def _weighted_scores(logits: Tensor, target: Tensor, score: str, labels: str, form: Mapping[str, str]):
+def _weighted_scores(
+    logits: Tensor, target: Tensor, score: str, labels: str, form: Mapping[str, str]
+):
     (z,), (y,) = logits, target
     if labels == "true":
         return [(1.0, score_one(z, y, score, **form))]
@@ -89,7 +97,9 @@ def _weighted_scores(logits: Tensor, target: Tensor, score: str, labels: str, fo
         return [(1.0, score_one(z, y, score, **form))]
     if not y.is_floating_point():
         chance = z.detach().softmax(0)
-        return [(float(p), score_one(z, torch.tensor(k), score, **form)) for k, p in enumerate(chance)]
+        return [
+            (float(p), score_one(z, torch.tensor(k), score, **form)) for k, p in enumerate(chance)
+        ]
     chance = z.detach().sigmoid()
     result = []
     for code in range(2 ** len(z)):
@@ -114,7 +124,10 @@ def split(batch: Any, examples: int) -> list[Any]:
 
 
 def assert_same_importance(
-    found: Mapping[str, Tensor], expected: Mapping[str, Tensor], tolerance: float = 1e-5, zero: tuple[str, ...] = ()
+    found: Mapping[str, Tensor],
+    expected: Mapping[str, Tensor],
+    tolerance: float = 1e-5,
+    zero: tuple[str, ...] = (),
 ) -> None:
     """Equal within `tolerance` of each tensor's maximum; names that end in one of `zero` are only held to be tiny."""
     assert found.keys() == expected.keys()
@@ -123,7 +136,11 @@ def assert_same_importance(
         value = found[name].double()
         assert value.shape == truth.shape, name
         if zero and name.endswith(zero):
-            assert float(value.abs().max()) <= 1e-6 * largest, f"{name} should be zero, found {value.max():.3g}"
+            assert float(value.abs().max()) <= 1e-6 * largest, (
+                f"{name} should be zero, found {value.max():.3g}"
+            )
             continue
         error, top = float((value - truth.double()).abs().max()), float(truth.max())
-        assert error <= tolerance * top, f"{name} is off by {error:.3g} where the maximum is {top:.3g}"
+        assert error <= tolerance * top, (
+            f"{name} is off by {error:.3g} where the maximum is {top:.3g}"
+        )

@@ -51,7 +51,9 @@ class Clock:
     def __init__(self, patch: pytest.MonkeyPatch):
         self.ticks, self.last, self.places = 0, None, Counter()
         for owner, name in PLACES:
-            patch.setattr(owner, name, self._ticking(f"{owner.__name__}.{name}", getattr(owner, name)))
+            patch.setattr(
+                owner, name, self._ticking(f"{owner.__name__}.{name}", getattr(owner, name))
+            )
 
     def wind(self, last: int | None) -> None:
         self.ticks, self.last = 0, last
@@ -113,7 +115,9 @@ def run_and_kill(function: Callable[[], Any], folder: Path, last: int | None = N
     return int(counted or last or 0)
 
 
-def start(config: RunConfig, output: Path, say: Any = lambda line: None, **options: Any) -> sequence.Result:
+def start(
+    config: RunConfig, output: Path, say: Any = lambda line: None, **options: Any
+) -> sequence.Result:
     """A run in new objects, as in a new process."""
     plan = resolve(config)
     return sequence.run(plan, output, progress=False, say=say, **options)
@@ -122,7 +126,9 @@ def start(config: RunConfig, output: Path, say: Any = lambda line: None, **optio
 def read_scores(folder: Path) -> dict[str, Any]:
     """scores.json without what depends on the wall clock."""
     scores = json.loads((folder / "scores.json").read_text(encoding="utf-8"))
-    scores["cost"] = {key: value for key, value in scores["cost"].items() if not key.endswith("_seconds")}
+    scores["cost"] = {
+        key: value for key, value in scores["cost"].items() if not key.endswith("_seconds")
+    }
     return scores
 
 
@@ -136,14 +142,21 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 def read_events(folder: Path, resumed: bool = False) -> list[dict[str, Any]]:
     """The log without its times and costs: of what happened, or of where the run was gone on with."""
     lines = (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()
-    entries = [{k: v for k, v in json.loads(line).items() if k != "time" and "seconds" not in k} for line in lines]
+    entries = [
+        {k: v for k, v in json.loads(line).items() if k != "time" and "seconds" not in k}
+        for line in lines
+    ]
     return [entry for entry in entries if (entry["event"] == "resumed") == resumed]
 
 
 def read_importance(folder: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
     """What the files of importance that a run kept say of themselves, and what they hold."""
-    found = {path.name: Importance.load(path) for path in (folder / run_folder.IMPORTANCE).glob("*")}
-    values = {f"{file}/{name}": value for file, one in found.items() for name, value in one.values.items()}
+    found = {
+        path.name: Importance.load(path) for path in (folder / run_folder.IMPORTANCE).glob("*")
+    }
+    values = {
+        f"{file}/{name}": value for file, one in found.items() for name, value in one.values.items()
+    }
     return {file: one.describe() for file, one in found.items()}, values
 
 
@@ -162,7 +175,9 @@ def assert_same_end(found: Path, expected: Path) -> None:
     assert read_events(found) == read_events(expected)
 
 
-def kill_until_finished(clock: Clock, config: RunConfig, output: Path, ticks: int, kills: int, seed: int) -> list[str]:
+def kill_until_finished(
+    clock: Clock, config: RunConfig, output: Path, ticks: int, kills: int, seed: int
+) -> list[str]:
     """Kill the run at random ticks, go on after each, and let it finish at last; gives the places of the kills."""
     draw, places = random.Random(seed), []
     for number in range(kills):
@@ -176,7 +191,9 @@ def kill_until_finished(clock: Clock, config: RunConfig, output: Path, ticks: in
     return places
 
 
-def stop_after(steps: int, config: RunConfig, output: Path, number: int = signal.SIGTERM, **options: Any) -> None:
+def stop_after(
+    steps: int, config: RunConfig, output: Path, number: int = signal.SIGTERM, **options: Any
+) -> None:
     """Signal this process in the middle of so many steps; 0: never. The run must end by itself."""
     take_step, left = Trainer._take_step, [steps]
 

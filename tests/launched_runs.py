@@ -32,7 +32,14 @@ def main(path: str) -> None:
         mine.with_suffix(".json").write_text(json.dumps(run.rows), encoding="utf-8")
     with (folder / f"printed-{rank}").open("w") as file, contextlib.redirect_stdout(file):
         code = run_command(
-            ["run", "--config", str(folder / "command.yaml"), "--output", str(folder / "command"), "--quiet"]
+            [
+                "run",
+                "--config",
+                str(folder / "command.yaml"),
+                "--output",
+                str(folder / "command"),
+                "--quiet",
+            ]
         )
     (folder / f"code-{rank}").write_text(str(code))
     sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
@@ -62,7 +69,9 @@ def collect(run) -> dict[str, Tensor]:
     """The learner's state, and importance and anchor where the method has them."""
     manager = getattr(run.method, "manager", None)
     held = {"importance": manager.importance, "anchor": manager.anchor} if manager else {}
-    tensors = {f"{part}/{name}": tensor for part, values in held.items() for name, tensor in values.items()}
+    tensors = {
+        f"{part}/{name}": tensor for part, values in held.items() for name, tensor in values.items()
+    }
     return {name: tensor.contiguous() for name, tensor in {**run.state, **tensors}.items()}
 
 

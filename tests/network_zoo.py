@@ -165,7 +165,13 @@ class Encoder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         config = transformers.T5Config(
-            vocab_size=WORDS, d_model=16, d_kv=8, d_ff=24, num_layers=2, num_heads=2, dropout_rate=0.0
+            vocab_size=WORDS,
+            d_model=16,
+            d_kv=8,
+            d_ff=24,
+            num_layers=2,
+            num_heads=2,
+            dropout_rate=0.0,
         )
         self.encoder = transformers.T5EncoderModel(config)
         self.head = nn.Linear(16, CLASSES)
@@ -179,7 +185,9 @@ def mlp() -> nn.Module:
 
 
 def deep() -> nn.Module:
-    return nn.Sequential(nn.Linear(7, 8), nn.GELU(), nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, CLASSES))
+    return nn.Sequential(
+        nn.Linear(7, 8), nn.GELU(), nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, CLASSES)
+    )
 
 
 def cnn() -> nn.Module:
@@ -196,7 +204,10 @@ def cnn() -> nn.Module:
 
 def transposed() -> nn.Module:
     return nn.Sequential(
-        nn.ConvTranspose2d(3, 4, 3), nn.InstanceNorm2d(4, affine=True), nn.Flatten(), nn.Linear(400, CLASSES)
+        nn.ConvTranspose2d(3, 4, 3),
+        nn.InstanceNorm2d(4, affine=True),
+        nn.Flatten(),
+        nn.Linear(400, CLASSES),
     )
 
 
@@ -217,8 +228,18 @@ def spectral_normed() -> nn.Module:
 
 
 TEXT = {"vocab_size": WORDS, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-TEXT |= {"intermediate_size": 24, "max_position_embeddings": 12, "num_labels": CLASSES, "pad_token_id": 0}
-VISION = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+TEXT |= {
+    "intermediate_size": 24,
+    "max_position_embeddings": 12,
+    "num_labels": CLASSES,
+    "pad_token_id": 0,
+}
+VISION = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+}
 VISION |= {"image_size": 32, "patch_size": 8, "num_labels": CLASSES}
 
 
@@ -228,14 +249,26 @@ def bert() -> nn.Module:
 
 def distilbert() -> nn.Module:
     config = transformers.DistilBertConfig(
-        vocab_size=WORDS, dim=16, n_layers=2, n_heads=2, hidden_dim=24, max_position_embeddings=12, num_labels=CLASSES
+        vocab_size=WORDS,
+        dim=16,
+        n_layers=2,
+        n_heads=2,
+        hidden_dim=24,
+        max_position_embeddings=12,
+        num_labels=CLASSES,
     )
     return transformers.DistilBertForSequenceClassification(config)
 
 
 def gpt2() -> nn.Module:
     config = transformers.GPT2Config(
-        vocab_size=WORDS, n_embd=16, n_layer=2, n_head=2, n_positions=12, num_labels=CLASSES, pad_token_id=0
+        vocab_size=WORDS,
+        n_embd=16,
+        n_layer=2,
+        n_head=2,
+        n_positions=12,
+        num_labels=CLASSES,
+        pad_token_id=0,
     )
     return transformers.GPT2ForSequenceClassification(config)
 
@@ -254,13 +287,19 @@ def dinov2() -> nn.Module:
 
 
 def convnext() -> nn.Module:
-    config = transformers.ConvNextConfig(depths=[1, 1], hidden_sizes=[8, 12], num_stages=2, num_labels=CLASSES)
+    config = transformers.ConvNextConfig(
+        depths=[1, 1], hidden_sizes=[8, 12], num_stages=2, num_labels=CLASSES
+    )
     return transformers.ConvNextForImageClassification(config)
 
 
 def resnet() -> nn.Module:
     config = transformers.ResNetConfig(
-        embedding_size=8, hidden_sizes=[8, 12], depths=[1, 1], layer_type="basic", num_labels=CLASSES
+        embedding_size=8,
+        hidden_sizes=[8, 12],
+        depths=[1, 1],
+        layer_type="basic",
+        num_labels=CLASSES,
     )
     return transformers.ResNetForImageClassification(config)
 

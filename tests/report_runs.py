@@ -14,7 +14,13 @@ from mcit.reports.runs import Group, Run
 
 TASKS = ("vqa", "nlvr2", "snli-ve", "vcr")
 CHANCE = (0.0, 50.0, 100 / 3, 25.0)
-COST = {"fit_seconds": 60.0, "steps": 100, "end_task_seconds": 6.0, "score_seconds": 4.0, "bytes_held": 3 * 2**20}
+COST = {
+    "fit_seconds": 60.0,
+    "steps": 100,
+    "end_task_seconds": 6.0,
+    "score_seconds": 4.0,
+    "bytes_held": 3 * 2**20,
+}
 DIAGNOSIS = "mean stiffness 0.4, max 981, capped 0.00%, near zero 3.93% of 1,000 weights"
 STIFFNESS = {"mean": 0.4, "max": 981.0, "capped": 0.0, "near_zero": 3.93}
 RECIPE = {"epochs": 3, "batch_size": 16, "learning_rate": 0.0005}
@@ -31,10 +37,23 @@ def make_scores(
     **changes: Any,
 ) -> dict[str, Any]:
     """The contents of a scores.json."""
-    about = {"version": 1, "track": track, "method": method, "estimator": f"{method}, as estimated", "seed": seed}
+    about = {
+        "version": 1,
+        "track": track,
+        "method": method,
+        "estimator": f"{method}, as estimated",
+        "seed": seed,
+    }
     pooled = track == "efcil"
-    matrix = ScoreMatrix(tuple(tasks), tuple(chance), rows, seen=tuple(seen), class_incremental=pooled)
-    rest = {"embedded": False, "details": [], "diagnoses": [DIAGNOSIS], "stiffness": [dict(STIFFNESS)]}
+    matrix = ScoreMatrix(
+        tuple(tasks), tuple(chance), rows, seen=tuple(seen), class_incremental=pooled
+    )
+    rest = {
+        "embedded": False,
+        "details": [],
+        "diagnoses": [DIAGNOSIS],
+        "stiffness": [dict(STIFFNESS)],
+    }
     rest["cost"] = dict(COST)
     return {**about, **rest, **to_dict(matrix), **changes}
 
@@ -79,7 +98,11 @@ def make_passport(tasks: Sequence[str] = TASKS, **changes: Any) -> dict[str, Any
 
 
 def make_run(
-    method: str, rows: Sequence[Sequence[float]], seed: int = 1, config: Mapping[str, Any] | None = None, **options: Any
+    method: str,
+    rows: Sequence[Sequence[float]],
+    seed: int = 1,
+    config: Mapping[str, Any] | None = None,
+    **options: Any,
 ) -> Run:
     """One run in memory."""
     passport = options.pop("passport", None)
@@ -87,7 +110,9 @@ def make_run(
     matrix = ScoreMatrix.from_dict(scores)
     config = make_config(method, seed=seed) if config is None else config
     passport = make_passport(matrix.tasks) if passport is None else passport
-    return Run(f"{method}-seed{seed}", method, seed, scores["track"], matrix, scores, config, passport)
+    return Run(
+        f"{method}-seed{seed}", method, seed, scores["track"], matrix, scores, config, passport
+    )
 
 
 def make_group(

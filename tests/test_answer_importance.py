@@ -42,7 +42,9 @@ def score_one(z: Tensor, y: Tensor, options: dict[str, Any]) -> Tensor:
             shifted = logits if options.get("centered") is False else logits - logits.mean()
             tokens.append((shifted * shifted).sum().sqrt())
         else:
-            kept = logits.argsort(descending=True)[: options.get("candidates") or len(logits)].tolist()
+            kept = logits.argsort(descending=True)[
+                : options.get("candidates") or len(logits)
+            ].tolist()
             if label not in kept:
                 kept[-1] = label
             reversed_ = (-logits[kept]).softmax(0)[kept.index(label)]
@@ -71,7 +73,9 @@ def align(model: nn.Module, one: Batch) -> tuple[Tensor, Tensor]:
         logits = model(**one).logits[0]
         labels = one["labels"][0]
     else:
-        logits = model(**{key: value for key, value in one.items() if key != "labels"}).logits[0, :-1]
+        logits = model(**{key: value for key, value in one.items() if key != "labels"}).logits[
+            0, :-1
+        ]
         labels = one["labels"][0, 1:]
     counted = labels != -100
     return logits[counted], labels[counted]
@@ -86,20 +90,28 @@ def loop(model: nn.Module, batch: Batch, options: dict[str, Any]) -> dict[str, T
         found = torch.autograd.grad(score, list(parameters.values()), allow_unused=True)
         for name, gradient in zip(parameters, found, strict=True):
             if gradient is not None:
-                sums[name] += gradient.abs() if options["score"] == "output_norm" else gradient.square()
+                sums[name] += (
+                    gradient.abs() if options["score"] == "output_norm" else gradient.square()
+                )
     return {name: total / len(LENGTHS) for name, total in sums.items()}
 
 
-def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = 1e-5) -> None:
+def assert_equal(
+    found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = 1e-5
+) -> None:
     assert found.keys() == expected.keys()
     largest = max(float(value.max()) for value in expected.values())
     assert largest > 0
     for name, value in expected.items():
         worst = float((found[name].double() - value).abs().max())
-        assert worst <= tolerance * largest, f"{name}: off by {worst:.3g}, the largest value is {largest:.3g}"
+        assert worst <= tolerance * largest, (
+            f"{name}: off by {worst:.3g}, the largest value is {largest:.3g}"
+        )
 
 
-@pytest.mark.parametrize("options", SCORES, ids=lambda options: "-".join(map(str, options.values())))
+@pytest.mark.parametrize(
+    "options", SCORES, ids=lambda options: "-".join(map(str, options.values()))
+)
 @pytest.mark.parametrize("name", MODELS)
 def test_every_score_equals_one_answer_at_a_time(name, options):
     model, batch = build(name)
@@ -159,7 +171,9 @@ def test_the_two_sides_of_padding_agree():
     assert_equal(left.values, {name: value.double() for name, value in right.values.items()})
 
 
-@pytest.mark.parametrize("options", SCORES, ids=lambda options: "-".join(map(str, options.values())))
+@pytest.mark.parametrize(
+    "options", SCORES, ids=lambda options: "-".join(map(str, options.values()))
+)
 def test_an_answer_of_one_token_is_a_class(options):
     torch.manual_seed(1)
     logits = torch.randn(6, 9, requires_grad=True)
@@ -187,7 +201,9 @@ def test_log_odds_of_a_sequence_are_right_however_sure_the_model_is(margin):
     logits[0, 2, 3] = 2 * margin
     logits.requires_grad_()
     labels = torch.tensor([[1, 2, 3]])
-    score = score_answers(Estimator(score="log_odds"), logits, labels, torch.zeros(1, dtype=torch.long))
+    score = score_answers(
+        Estimator(score="log_odds"), logits, labels, torch.zeros(1, dtype=torch.long)
+    )
     (found,) = torch.autograd.grad(score.sum(), logits)
     # doubts 1 - p_t are 3 exp(-m_t); the shares of the first two tokens are 1 and exp(-3) of their sum
     share = 1 / (1 + torch.exp(torch.tensor(-3.0)))
@@ -200,7 +216,9 @@ def test_log_odds_of_a_sequence_are_right_however_sure_the_model_is(margin):
 def test_sampled_tokens_belong_to_the_example_and_not_to_its_batch():
     model, batch = build("llama")
     whole = measure_importance(model, [batch], labels="sampled", seed=3)
-    halves = [{key: value[rows] for key, value in batch.items()} for rows in (slice(2), slice(2, None))]
+    halves = [
+        {key: value[rows] for key, value in batch.items()} for rows in (slice(2), slice(2, None))
+    ]
     apart = measure_importance(model, halves, labels="sampled", seed=3)
     assert_equal(apart.values, {name: value.double() for name, value in whole.values.items()})
     other = measure_importance(model, [batch], labels="sampled", seed=4)
@@ -220,7 +238,12 @@ def test_sampled_tokens_come_from_the_model():
 @pytest.mark.parametrize("kind", ["token classifier", "masked language model"])
 def test_labels_of_the_same_place_are_not_shifted(kind):
     torch.manual_seed(2)
-    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+    sizes = {
+        "hidden_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+        "intermediate_size": 8,
+    }
     config = transformers.BertConfig(vocab_size=20, num_labels=5, **sizes)
     if kind == "token classifier":
         model = transformers.BertForTokenClassification(config).eval()
@@ -265,7 +288,9 @@ def test_a_plain_module_must_say_what_its_logits_speak_of():
 
 def test_a_question_answering_batch_is_refused_with_the_remedy():
     batch = {"input_ids": torch.ones(2, 3, dtype=torch.long), "start_positions": torch.zeros(2)}
-    with pytest.raises(TypeError, match=r"a dictionary of input_ids, start_positions.*start and end of an answer"):
+    with pytest.raises(
+        TypeError, match=r"a dictionary of input_ids, start_positions.*start and end of an answer"
+    ):
         measure_importance(nn.Linear(3, 2), [batch])
 
 

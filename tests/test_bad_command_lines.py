@@ -408,8 +408,13 @@ def place(tmp_path_factory) -> Path:
 def list_files(folder: Path) -> dict[str, tuple[int, int]]:
     """Every file with its size and time."""
     found = [path for path in folder.rglob("*") if path.is_file()]
-    names = {str(path.relative_to(folder)): (path.stat().st_size, path.stat().st_mtime_ns) for path in found}
-    return names | {str(path.relative_to(folder)): (0, 0) for path in folder.rglob("*") if path.is_dir()}
+    names = {
+        str(path.relative_to(folder)): (path.stat().st_size, path.stat().st_mtime_ns)
+        for path in found
+    }
+    return names | {
+        str(path.relative_to(folder)): (0, 0) for path in folder.rglob("*") if path.is_dir()
+    }
 
 
 def check_message(message: str, words: str) -> None:
@@ -423,12 +428,24 @@ def check_message(message: str, words: str) -> None:
 
 def test_there_are_at_least_200_of_them():
     assert len(CASES) >= 200
-    for command in ("run", "sweep", "report", "explore", "reproduce", "doctor", "prepare", "bench", "list"):
+    for command in (
+        "run",
+        "sweep",
+        "report",
+        "explore",
+        "reproduce",
+        "doctor",
+        "prepare",
+        "bench",
+        "list",
+    ):
         assert any(case.split()[0] == command for case in CASES if case.split())
 
 
 @pytest.mark.parametrize("command", CASES)
-def test_a_bad_command_line_is_one_message_and_nothing_else(command, place, tmp_path, monkeypatch, capsys):
+def test_a_bad_command_line_is_one_message_and_nothing_else(
+    command, place, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(place)
     monkeypatch.setenv("MCIT_CACHE", str(tmp_path / "cache"))
     before = list_files(place)
@@ -445,13 +462,22 @@ def test_a_bad_command_line_is_one_message_and_nothing_else(command, place, tmp_
 
 @pytest.mark.parametrize(
     "command",
-    ["rnu", "run --order nlvr", "run --metod ewc", "report nowhere", "sweep --methods ewcc", "bench speech"],
+    [
+        "rnu",
+        "run --order nlvr",
+        "run --metod ewc",
+        "report nowhere",
+        "sweep --methods ewcc",
+        "bench speech",
+    ],
 )
 def test_the_program_itself_says_the_same(command, place):
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     words = [sys.executable, "-m", "mcit", *shlex.split(command)]
     before = list_files(place)
-    done = subprocess.run(words, cwd=place, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        words, cwd=place, env=environment, capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stdout) == (2, "")
     check_message(done.stderr, CASES.get(command, "did you mean"))
     assert list_files(place) == before

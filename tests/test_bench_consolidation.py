@@ -20,7 +20,13 @@ def result() -> dict:
 
 @pytest.mark.slow
 def test_every_figure_is_there_positive_and_finite(result):
-    for key in ("penalty_speedup", "penalty_over_floor", "penalty_seconds", "penalty_parameters", "bytes_per_weight"):
+    for key in (
+        "penalty_speedup",
+        "penalty_over_floor",
+        "penalty_seconds",
+        "penalty_parameters",
+        "bytes_per_weight",
+    ):
         assert math.isfinite(result[key])
         assert result[key] > 0
     for key in ("importance_over_pass", "one_at_a_time_over_ours"):
@@ -45,7 +51,11 @@ def test_the_json_form_is_json_and_nothing_else(result, capsys, monkeypatch):
 
 @pytest.mark.slow
 def test_the_table_tells_goals_met_from_goals_missed(result, capsys):
-    good = {"penalty_speedup": 9.0, "penalty_over_floor": 1.5, "importance_over_pass": {"vilt": 1.5, "resnet18": 1.9}}
+    good = {
+        "penalty_speedup": 9.0,
+        "penalty_over_floor": 1.5,
+        "importance_over_pass": {"vilt": 1.5, "resnet18": 1.9},
+    }
     consolidation.print_result({**result, **good})
     printed = capsys.readouterr().out
     assert "Goals missed" not in printed

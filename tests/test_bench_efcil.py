@@ -22,7 +22,9 @@ def pipelines():
     torch.manual_seed(0)
     ours = OurPipeline(4, SIZE)
     learner = efcil._copy_plainly(ours.stage.learner, 4)
-    return ours, PlainPipeline(learner, ours.stage.task, ours.method.manager, SIZE.batch, SIZE.steps)
+    return ours, PlainPipeline(
+        learner, ours.stage.task, ours.method.manager, SIZE.batch, SIZE.steps
+    )
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +46,9 @@ def test_every_figure_is_there_by_width_positive_and_finite(result):
     for side in ("ours", "reference"):
         parts = result["milliseconds_per_step"]["4"][side]
         assert tuple(parts) == PARTS
-        assert all(parts[part] > 0 for part in ("data", "forward", "backward", "penalty", "optimizer"))
+        assert all(
+            parts[part] > 0 for part in ("data", "forward", "backward", "penalty", "optimizer")
+        )
     assert (result["quick"], result["threads"]) == (True, torch.get_num_threads())
 
 
@@ -61,8 +65,17 @@ def test_the_json_form_is_json_and_nothing_else(result, capsys, monkeypatch):
 
 
 def test_the_table_tells_goals_met_from_goals_missed(result, capsys):
-    by_width = {key: {"16": value["4"], "64": value["4"]} for key, value in result.items() if isinstance(value, dict)}
-    good = {**result, **by_width, "train_speedup": {"16": 1.6, "64": 1.2}, "eval_speedup": {"16": 1.5, "64": 1.15}}
+    by_width = {
+        key: {"16": value["4"], "64": value["4"]}
+        for key, value in result.items()
+        if isinstance(value, dict)
+    }
+    good = {
+        **result,
+        **by_width,
+        "train_speedup": {"16": 1.6, "64": 1.2},
+        "eval_speedup": {"16": 1.5, "64": 1.15},
+    }
     efcil.print_result(good)
     printed = capsys.readouterr().out
     assert "Goals missed" not in printed
@@ -119,14 +132,18 @@ def test_both_sides_train_on_crops_of_the_padded_image(pipelines):
     black = ((0 - torch.tensor(task.mean)) / torch.tensor(task.std)).view(3, 1, 1)
     for pixels in (images[0][0], task.augment(white)[0] / 255):
         assert pixels.shape == (3, 32, 32)
-    borders = {int((images[0][0] - black).abs().lt(1e-5).all(dim=0).all(dim=1).sum()) for _ in range(40)}
+    borders = {
+        int((images[0][0] - black).abs().lt(1e-5).all(dim=0).all(dim=1).sum()) for _ in range(40)
+    }
     assert borders <= {0, 1, 2, 3, 4}  # rows that are padding
     assert len(borders) > 2
 
 
 def test_timing_leaves_nothing_behind(pipelines):
     ours, _ = pipelines
-    before = [set(vars(owner)) for owner in (ours.method, ours.stage.task, ours.trainer.accelerator)]
+    before = [
+        set(vars(owner)) for owner in (ours.method, ours.stage.task, ours.trainer.accelerator)
+    ]
     seconds, laps = ours.train()
     after = [set(vars(owner)) for owner in (ours.method, ours.stage.task, ours.trainer.accelerator)]
     assert [new - old for new, old in zip(after, before, strict=True)] == [set(), set(), set()]

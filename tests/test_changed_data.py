@@ -171,7 +171,8 @@ def test_runs_on_two_copies_of_the_same_data_are_the_same_experiment(root, tmp_p
     """The passport, which reports go by, has no times; a run goes on only with the files that it began with."""
     shutil.copytree(root, tmp_path / "copy", copy_function=shutil.copyfile)
     plans = [
-        resolve(RunConfig(order=("snli-ve", "vcr"), data_root=str(folder))) for folder in (root, tmp_path / "copy")
+        resolve(RunConfig(order=("snli-ve", "vcr"), data_root=str(folder)))
+        for folder in (root, tmp_path / "copy")
     ]
     one, other = (describe_plan(plan)["data"] for plan in plans)
     assert one == other
@@ -182,7 +183,9 @@ def test_runs_on_two_copies_of_the_same_data_are_the_same_experiment(root, tmp_p
 
 
 def test_the_embedded_images_are_the_same_wherever_and_whenever_they_are_made(tmp_path):
-    made = [ensure_benchmark(tmp_path / name, Sizes(train=3, evaluation=2)) for name in ("one", "two")]
+    made = [
+        ensure_benchmark(tmp_path / name, Sizes(train=3, evaluation=2)) for name in ("one", "two")
+    ]
     assert fingerprint("nlvr2", made[0]) == fingerprint("nlvr2", made[1])
 
 
@@ -210,7 +213,10 @@ def test_a_run_whose_images_were_changed_is_not_gone_on_with(stopped, root):
         start(*stopped, resume=True)
     message = str(caught.value)
     assert "was begun with other data than there are now:" in message
-    assert "snli-ve: images under flickr30k/flickr30k_images differ in names or sizes of their files" in message
+    assert (
+        "snli-ve: images under flickr30k/flickr30k_images differ in names or sizes of their files"
+        in message
+    )
     assert "nlvr2" not in message
     assert "choose another --output" in message
 
@@ -221,7 +227,10 @@ def test_a_run_whose_images_were_copied_without_their_times_is_told_so(stopped, 
     with pytest.raises(FolderError) as caught:
         start(*stopped, resume=True)
     message = str(caught.value)
-    assert "nlvr2: images under nlvr2/images/dev differ in the times of their files (names and sizes" in message
+    assert (
+        "nlvr2: images under nlvr2/images/dev differ in the times of their files (names and sizes"
+        in message
+    )
     assert "a copy must keep the times of its files: cp -a, rsync -a" in message
     assert "nlvr2/images/train" not in message
 

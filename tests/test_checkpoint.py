@@ -53,7 +53,12 @@ def test_tensors_come_back_bit_for_bit(tmp_path):
     for name, tensor in tensors.items():
         again = found["learner"][name]
         assert (again.dtype, again.shape) == (tensor.dtype, tensor.shape)
-        assert again.contiguous().view(-1).view(torch.uint8).equal(tensor.contiguous().view(-1).view(torch.uint8))
+        assert (
+            again.contiguous()
+            .view(-1)
+            .view(torch.uint8)
+            .equal(tensor.contiguous().view(-1).view(torch.uint8))
+        )
 
 
 def test_nested_states_come_back_as_they_were():
@@ -100,7 +105,10 @@ def test_a_kill_at_any_moment_of_writing_leaves_the_old_or_the_new(tmp_path, mon
         clock.wind(None)
         write_checkpoint(folder / "00-fit-00000002", make(2.0))
         prune_checkpoints(folder, keep=2)
-        assert sorted(path.name for path in folder.iterdir()) == ["00-fit-00000001", "00-fit-00000002"]
+        assert sorted(path.name for path in folder.iterdir()) == [
+            "00-fit-00000001",
+            "00-fit-00000002",
+        ]
 
 
 @pytest.mark.parametrize("way", ["size limit", "disk full"])
@@ -117,7 +125,9 @@ def test_what_cannot_be_written_leaves_what_was_there(tmp_path, monkeypatch, way
     try:
         if way == "size limit":
             resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 14, before[1]))
-        with pytest.raises(CheckpointError, match=r"00-done could not be written: .*go on with --resume") as caught:
+        with pytest.raises(
+            CheckpointError, match=r"00-done could not be written: .*go on with --resume"
+        ) as caught:
             write_checkpoint(tmp_path / "00-done", large)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -145,7 +155,9 @@ def flip(path):
 def unlist(path, name):
     """Take the line of a file out of the list of digests."""
     lines = (path / "SHA256SUMS").read_text().splitlines(keepends=True)
-    (path / "SHA256SUMS").write_text("".join(line for line in lines if not line.endswith(f"  {name}\n")))
+    (path / "SHA256SUMS").write_text(
+        "".join(line for line in lines if not line.endswith(f"  {name}\n"))
+    )
 
 
 def change_unlisted(path):
@@ -169,16 +181,28 @@ def put_pipe(path):
 
 
 DAMAGES = {
-    "a flipped bit of the weights": (lambda p: flip(p / "learner.safetensors"), "learner.safetensors is not as it was"),
+    "a flipped bit of the weights": (
+        lambda p: flip(p / "learner.safetensors"),
+        "learner.safetensors is not as it was",
+    ),
     "a flipped bit of the state": (lambda p: flip(p / "state.json"), "state.json is not as it was"),
-    "a cut file": (lambda p: os.truncate(p / "learner.safetensors", 20), "learner.safetensors is not as it was"),
-    "a missing file": (lambda p: (p / "learner.safetensors").unlink(), "learner.safetensors is missing"),
+    "a cut file": (
+        lambda p: os.truncate(p / "learner.safetensors", 20),
+        "learner.safetensors is not as it was",
+    ),
+    "a missing file": (
+        lambda p: (p / "learner.safetensors").unlink(),
+        "learner.safetensors is missing",
+    ),
     "missing digests": (lambda p: (p / "SHA256SUMS").unlink(), "SHA256SUMS cannot be read"),
     "empty digests": (lambda p: os.truncate(p / "SHA256SUMS", 0), "does not name state.json"),
     "changed weights without a digest": (change_unlisted, "does not name learner.safetensors"),
     "a file that is gone with its digest": (remove_unlisted, "does not name learner.safetensors"),
     "a file with two digests": (list_twice, "names learner.safetensors twice"),
-    "a stray file": (lambda p: (p / "junk.safetensors").write_bytes(b"junk"), "does not name junk.safetensors"),
+    "a stray file": (
+        lambda p: (p / "junk.safetensors").write_bytes(b"junk"),
+        "does not name junk.safetensors",
+    ),
     "a stray folder": (lambda p: (p / "old").mkdir(), "does not name old"),
     "a pipe in place of the digests": (put_pipe, "SHA256SUMS cannot be read"),
 }
@@ -198,7 +222,8 @@ def test_another_version_is_no_damage_and_says_so(tmp_path, monkeypatch):
     write_checkpoint(tmp_path / "00-done", make())
     monkeypatch.undo()
     with pytest.raises(
-        CheckpointError, match=r"has the format 'mcit checkpoint 2' where .* reads 'mcit checkpoint 1'"
+        CheckpointError,
+        match=r"has the format 'mcit checkpoint 2' where .* reads 'mcit checkpoint 1'",
     ) as e:
         read_checkpoint(tmp_path / "00-done")
     assert not isinstance(e.value, DamagedError)
@@ -208,7 +233,14 @@ def test_another_version_is_no_damage_and_says_so(tmp_path, monkeypatch):
 
 
 def test_names_sort_by_task_phase_and_step(tmp_path):
-    places = [(0, "fit", 2), (0, "fit", 10), (0, "fitted", 0), (0, "done", 0), (1, "fit", 1), (10, "fitted", 0)]
+    places = [
+        (0, "fit", 2),
+        (0, "fit", 10),
+        (0, "fitted", 0),
+        (0, "done", 0),
+        (1, "fit", 1),
+        (10, "fitted", 0),
+    ]
     names = [name_checkpoint(*place) for place in places]
     for name in (*names, "notes", ".00-done-12345678.tmp"):
         (tmp_path / name).mkdir()

@@ -69,7 +69,10 @@ def test_without_a_command_help_is_printed(capsys):
     ("argv", "words"),
     [
         (["--help"], ["run", "bench", "list", "--version"]),
-        (["run", "--help"], ["--order", "--method", "--config", "--data-root", "--set", "--dry-run", "--overwrite"]),
+        (
+            ["run", "--help"],
+            ["--order", "--method", "--config", "--data-root", "--set", "--dry-run", "--overwrite"],
+        ),
         (["bench", "--help"], ["consolidation", "--json"]),
     ],
 )
@@ -91,13 +94,17 @@ def test_the_version_is_printed(capsys):
 def test_list_says_in_a_line_what_every_task_and_method_does(capsys):
     assert main(["list"]) == 0
     printed = capsys.readouterr().out.splitlines()
-    named = {line.split()[0]: line.split(maxsplit=1)[1] for line in printed if line.startswith("  ")}
+    named = {
+        line.split()[0]: line.split(maxsplit=1)[1] for line in printed if line.startswith("  ")
+    }
     assert list(named) == [*task_names(), *method_names()]
     assert named["finetune"] == "Plain finetuning, task after task: the lower bound."
     assert named["nlvr2"] == "NLVR2: is a statement true of a pair of images?"
 
 
-@pytest.mark.parametrize("argv", [["walk"], ["run", "--ordr", "vqa"], ["bench", "speech"], ["run", "--seed", "one"]])
+@pytest.mark.parametrize(
+    "argv", [["walk"], ["run", "--ordr", "vqa"], ["bench", "speech"], ["run", "--seed", "one"]]
+)
 def test_a_misspelt_command_exits_with_code_2(capsys, argv):
     with pytest.raises(SystemExit) as stopped:
         main(argv)
@@ -113,45 +120,96 @@ def test_a_misspelt_command_exits_with_code_2(capsys, argv):
     [
         ([], "no tasks are given: use --order"),
         (["--order", "nlvr"], "unknown task 'nlvr'; did you mean 'nlvr2'? (tasks: cifar100"),
-        (["--order", "shapes:5x4", "--method", "ewcdr"], "unknown method 'ewcdr'; did you mean 'ewc_dr'? (methods: "),
-        (["--order", "shapes:5x4", "--set", "training.worker=2"], "unknown key 'training.worker'; did you mean"),
-        (["--order", "shapes:5x4", "--set", "training.workers=two"], "'training.workers' must be a whole number"),
+        (
+            ["--order", "shapes:5x4", "--method", "ewcdr"],
+            "unknown method 'ewcdr'; did you mean 'ewc_dr'? (methods: ",
+        ),
+        (
+            ["--order", "shapes:5x4", "--set", "training.worker=2"],
+            "unknown key 'training.worker'; did you mean",
+        ),
+        (
+            ["--order", "shapes:5x4", "--set", "training.workers=two"],
+            "'training.workers' must be a whole number",
+        ),
         (["--order", "shapes:5x4", "--set", "seed"], "override 'seed' is not of the form"),
         (["--order", "shapes:5x4", "--set", "training.log_every=0"], "'log_every' must be from 1"),
         (["--order", "shapes:5x4", "--seed", "-1"], "'seed' must be from 0"),
-        (["--order", "shapes:5x4", "--method", "ewc", "--set", "method.strenth=1"], "did you mean 'strength'?"),
+        (
+            ["--order", "shapes:5x4", "--method", "ewc", "--set", "method.strenth=1"],
+            "did you mean 'strength'?",
+        ),
         (["--order", "shapes:5x4", "--set", "tasks.shapes.clases=4"], "did you mean 'classes'?"),
-        (["--order", "shapes:3x3"], "split 'shapes:3x3' stands for 9 classes where shapes has 20 (for 20 classes: "),
-        (["--order", "shapes:many"], "split 'shapes:many' is neither TASKSxSIZE nor START+TASKSxSIZE"),
+        (
+            ["--order", "shapes:3x3"],
+            "split 'shapes:3x3' stands for 9 classes where shapes has 20 (for 20 classes: ",
+        ),
+        (
+            ["--order", "shapes:many"],
+            "split 'shapes:many' is neither TASKSxSIZE nor START+TASKSxSIZE",
+        ),
         (["--order", "shapes"], "'shapes' needs a split, such as shapes:"),
         (["--order", "vqa:5x4"], "task 'vqa' takes no split"),
         (["--order", "vqa,vqa"], "tasks given twice in the order: vqa"),
         (["--order", "vqa,shapes:5x4"], "cannot be mixed in one order"),
         (["--order", "vqa", "--set", "model.name=resnet18"], "'resnet18', which reads no text"),
-        (["--order", "shapes:5x4", "--set", "model.name=embedded"], "data sets are learned by 'resnet18'"),
+        (
+            ["--order", "shapes:5x4", "--set", "model.name=embedded"],
+            "data sets are learned by 'resnet18'",
+        ),
         (["--order", "vqa", "--data-root", "nowhere"], "--data-root 'nowhere' is no folder"),
         (["--order", "cifar100:10x10"], "no data root given: CIFAR-100 is"),
-        (["--order", "shapes:5x4", "--method", "lwf", "--set", "model.name=embedded"], "are learned by 'resnet18'"),
-        (["--order", "vqa,vcr", "--set", "model.name=resnet18"], "vision-language tasks need a ViLT"),
+        (
+            ["--order", "shapes:5x4", "--method", "lwf", "--set", "model.name=embedded"],
+            "are learned by 'resnet18'",
+        ),
+        (
+            ["--order", "vqa,vcr", "--set", "model.name=resnet18"],
+            "vision-language tasks need a ViLT",
+        ),
         (["--order", "vqa,vcr", "--set", "model.width=16"], "model.width is an option of resnet18"),
         (["--order", "vqa,vcr", "--method", "lwf"], "heads of their own cannot answer"),
-        (["--order", "shapes:5x4", "--method", "single"], "class-incremental tasks share one: use 'joint'"),
+        (
+            ["--order", "shapes:5x4", "--method", "single"],
+            "class-incremental tasks share one: use 'joint'",
+        ),
         (
             ["--order", "shapes:5x4", "--method", "joint", "--set", "method.x=1"],
             "method 'joint' has no options, found 'method.x'",
         ),
-        (["--order", "vqa", "--set", "tasks.vqa.recipe.betas=0.9,1.5"], "recipe.betas must be from 0 to below 1"),
-        (["--order", "vqa", "--single", "nowhere"], "'single' names 'nowhere', which has no scores.json"),
+        (
+            ["--order", "vqa", "--set", "tasks.vqa.recipe.betas=0.9,1.5"],
+            "recipe.betas must be from 0 to below 1",
+        ),
+        (
+            ["--order", "vqa", "--single", "nowhere"],
+            "'single' names 'nowhere', which has no scores.json",
+        ),
         (["--resume", "--output", "nowhere"], "nowhere holds no run to go on with"),
         (
             ["--order", "shapes:5x4", "--method", "ewc", "--set", "method.strength=1e308"],
             "'method.strength' must be a fi",
         ),
-        (["--order", "shapes:5x4", "--set", "tasks.shapes.schedule_scale=.nan"], "schedule_scale' must be a finite"),
-        (["--order", "vqa", "--method", "adapters", "--set", "method.alpha=.nan"], "'method.alpha' must be a finite"),
-        (["--order", "shapes:5x4", "--set", "training.mixed_precision=fp16"], "accelerate does not do on a CPU"),
-        (["--order", "shapes:5x4", "--output", "a\0b"], "'output' is 'a\\x00b', and no folder's name can hold"),
-        (["--order", "shapes:5x4", "--output", "a\udcff"], "'output' is 'a\\udcff', which is not valid UTF-8"),
+        (
+            ["--order", "shapes:5x4", "--set", "tasks.shapes.schedule_scale=.nan"],
+            "schedule_scale' must be a finite",
+        ),
+        (
+            ["--order", "vqa", "--method", "adapters", "--set", "method.alpha=.nan"],
+            "'method.alpha' must be a finite",
+        ),
+        (
+            ["--order", "shapes:5x4", "--set", "training.mixed_precision=fp16"],
+            "accelerate does not do on a CPU",
+        ),
+        (
+            ["--order", "shapes:5x4", "--output", "a\0b"],
+            "'output' is 'a\\x00b', and no folder's name can hold",
+        ),
+        (
+            ["--order", "shapes:5x4", "--output", "a\udcff"],
+            "'output' is 'a\\udcff', which is not valid UTF-8",
+        ),
         (["--config", "nowhere.yaml"], "no configuration file 'nowhere.yaml'"),
         (["--config", "climbb"], "no configuration file 'climbb'; did you mean 'climb'?"),
     ],
@@ -164,7 +222,10 @@ def test_bad_input_is_one_clear_message(capsys, tmp_path, somewhere, argv, words
 
 def test_an_empty_data_root_is_answered_with_files_and_remedy(capsys, tmp_path):
     message = refuse(capsys, "run", "--order", "nlvr2,snli-ve", "--data-root", str(tmp_path))
-    for words in ("nlvr2/data/train.json is missing; unpack NLVR2", "snli_ve_train.jsonl is missing; put snli_ve_"):
+    for words in (
+        "nlvr2/data/train.json is missing; unpack NLVR2",
+        "snli_ve_train.jsonl is missing; put snli_ve_",
+    ):
         assert words in message
 
 
@@ -199,7 +260,10 @@ def test_a_full_cache_is_named(capsys, tmp_path, monkeypatch):
 
     monkeypatch.setattr("mcit.embedded.benchmark.write_benchmark", fill)
     message = refuse(capsys, "run", "--order", "vqa", "--dry-run")
-    assert f"No space left on device; the cache is in {tmp_path / 'cache'}: make room there, or set" in message
+    assert (
+        f"No space left on device; the cache is in {tmp_path / 'cache'}: make room there, or set"
+        in message
+    )
 
 
 def test_several_problems_come_in_one_message(capsys):
@@ -207,11 +271,28 @@ def test_several_problems_come_in_one_message(capsys):
     message = refuse(capsys, "run", *argv)
     for words in ("3 problems", "'nlvr'", "'ewcc'", "'nowhere'"):
         assert words in message
-    message = refuse(capsys, "run", "--order", "vqa:2x2,shapes:3x3", "--method", "ewc", "--set", "method.strength=-1")
+    message = refuse(
+        capsys,
+        "run",
+        "--order",
+        "vqa:2x2,shapes:3x3",
+        "--method",
+        "ewc",
+        "--set",
+        "method.strength=-1",
+    )
     for words in ("'vqa' takes no split", "shapes:3x3", "strength must be a number from 0"):
         assert words in message
-    message = refuse(capsys, "run", *argv, "--set", "seed", "--set", "sed=1", "--set", "training.workers=x")
-    for words in ("'nlvr'", "'ewcc'", "override 'seed'", "'sed'; did you mean 'seed'?", "'training.workers'"):
+    message = refuse(
+        capsys, "run", *argv, "--set", "seed", "--set", "sed=1", "--set", "training.workers=x"
+    )
+    for words in (
+        "'nlvr'",
+        "'ewcc'",
+        "override 'seed'",
+        "'sed'; did you mean 'seed'?",
+        "'training.workers'",
+    ):
         assert words in message
 
 
@@ -222,7 +303,9 @@ def test_the_command_line_stands_over_the_file_and_set_over_both(somewhere):
     (somewhere / "mine.yaml").write_text(
         "order: [shapes:5x4]\nseed: 3\nmethod: {name: ewc, strength: 5}\nmodel: {width: 4}\n"
     )
-    config = config_of("--config", "mine.yaml", "--seed", "4", "--method", "ewc", "--set", "model.width=2")
+    config = config_of(
+        "--config", "mine.yaml", "--seed", "4", "--method", "ewc", "--set", "model.width=2"
+    )
     assert config.order == ("shapes:5x4",)
     assert (config.seed, config.model.width) == (4, 2)
     assert config.method.options == {"strength": 5}  # the same method keeps its options
@@ -251,7 +334,21 @@ def test_a_changed_value_leaves_the_rest_of_an_embedded_recipe(somewhere):
 
 
 def test_a_dry_run_prints_a_plan_and_writes_nothing(capsys, tmp_path, somewhere):
-    assert main(["run", "--order", "shapes:5x4", "--method", "ewc", "--set", "model.width=8", "--dry-run"]) == 0
+    assert (
+        main(
+            [
+                "run",
+                "--order",
+                "shapes:5x4",
+                "--method",
+                "ewc",
+                "--set",
+                "model.width=8",
+                "--dry-run",
+            ]
+        )
+        == 0
+    )
     printed = capsys.readouterr().out
     for number in range(5):
         assert f"shapes[{4 * number}-{4 * number + 3}]" in printed
@@ -311,7 +408,9 @@ def test_every_method_goes_through_a_dry_run_where_one_head_grows(capsys, somewh
     assert list(somewhere.iterdir()) == []
 
 
-@pytest.mark.parametrize("command", [["run", *TINY], ["sweep", "--order", "shapes:2x1", "--methods", "finetune"]])
+@pytest.mark.parametrize(
+    "command", [["run", *TINY], ["sweep", "--order", "shapes:2x1", "--methods", "finetune"]]
+)
 def test_a_dry_run_refuses_a_stage_cache_that_is_a_file(capsys, somewhere, command):
     (somewhere / "file").write_text("")
     argv = [*command, "--dry-run", "--stage-cache", "file"]
@@ -324,7 +423,9 @@ def test_a_dry_run_looks_at_the_folder_that_the_run_would_have(capsys, somewhere
 
 
 def test_the_dry_run_of_a_sweep_looks_for_the_data(capsys):
-    message = refuse(capsys, "sweep", "--order", "cifar100:10x10", "--methods", "finetune", "--dry-run")
+    message = refuse(
+        capsys, "sweep", "--order", "cifar100:10x10", "--methods", "finetune", "--dry-run"
+    )
     assert "no data root given: CIFAR-100 is" in message
 
 
@@ -345,13 +446,18 @@ def test_figures_of_somebody_else_are_never_mixed_with_a_runs(capsys, somewhere,
     figure.parent.mkdir(parents=True)
     figure.write_text("mine")
     message = refuse(capsys, "run", *TINY, "--output", "paper", *more)
-    assert "paper holds no run, but files in figures/, where a run has its own; choose another --output" in message
+    assert (
+        "paper holds no run, but files in figures/, where a run has its own; choose another --output"
+        in message
+    )
     assert [path.name for path in (somewhere / "paper").rglob("*")] == ["figures", "mine.pdf"]
 
 
 @pytest.mark.parametrize("name", ["checkpoints", "checkpoints/01-done", "importance", "figures"])
 @pytest.mark.parametrize("kind", ["file", "dangling link"])
-def test_what_is_in_the_way_of_a_folder_is_found_before_training(capsys, monkeypatch, somewhere, name, kind):
+def test_what_is_in_the_way_of_a_folder_is_found_before_training(
+    capsys, monkeypatch, somewhere, name, kind
+):
     path = somewhere / "out" / name
     path.parent.mkdir(parents=True)
     if kind == "file":
@@ -360,7 +466,10 @@ def test_what_is_in_the_way_of_a_folder_is_found_before_training(capsys, monkeyp
         path.symlink_to("nowhere")
     monkeypatch.setattr("mcit.training.Trainer.fit", lambda *_: pytest.fail("a task was learned"))
     message = refuse(capsys, "run", *TINY, "--output", "out", "--overwrite")
-    assert f"out/{name} is in the way: the run writes a folder of that name; remove it or rename it" in message
+    assert (
+        f"out/{name} is in the way: the run writes a folder of that name; remove it or rename it"
+        in message
+    )
 
 
 def test_a_run_leaves_what_it_says(capsys, somewhere):
@@ -369,18 +478,41 @@ def test_a_run_leaves_what_it_says(capsys, somewhere):
     (folder,) = (somewhere / "runs").iterdir()
     assert folder.name == "shapes-2x1-ewc-seed1"
     written = {path.name for path in folder.iterdir()}
-    assert written >= {"scores.json", "report.md", "report.html", "config.yaml", "passport.json", "log.jsonl"}
+    assert written >= {
+        "scores.json",
+        "report.md",
+        "report.html",
+        "config.yaml",
+        "passport.json",
+        "log.jsonl",
+    }
     scores = json.loads((folder / "scores.json").read_text(encoding="utf-8"))
-    assert {"version", "track", "method", "estimator", "seed", "tasks", "chance", "matrix", "seen"} <= scores.keys()
+    assert {
+        "version",
+        "track",
+        "method",
+        "estimator",
+        "seed",
+        "tasks",
+        "chance",
+        "matrix",
+        "seen",
+    } <= scores.keys()
     assert {"A_last", "A_avg", "forgetting_transfer"} <= scores["metrics"].keys()
-    assert (scores["method"], scores["track"], [len(row) for row in scores["matrix"]]) == ("ewc", "efcil", [1, 2])
+    assert (scores["method"], scores["track"], [len(row) for row in scores["matrix"]]) == (
+        "ewc",
+        "efcil",
+        [1, 2],
+    )
     report = (folder / "report.md").read_text(encoding="utf-8")
     assert "    mcit run --order shapes:2x1 --quiet --set model.width=4" in report
     assert scores["estimator"] in report
     assert "score plain" in printed
     resolved = read_yaml(folder / "config.yaml")
     assert parse(type(config_of()), resolved).method.options == {"strength": 100.0}
-    assert [json.loads(line)["event"] for line in (folder / "log.jsonl").read_text().splitlines()].count("task") == 2
+    assert [
+        json.loads(line)["event"] for line in (folder / "log.jsonl").read_text().splitlines()
+    ].count("task") == 2
 
 
 def test_a_run_never_writes_over_another_unless_told_to(capsys, somewhere):
@@ -406,7 +538,9 @@ def test_the_remains_of_a_broken_run_are_not_written_over_either(capsys, somewhe
 
 def test_an_output_that_is_a_file_is_refused(capsys, somewhere):
     (somewhere / "out").write_text("a file")
-    assert "out is a file; --output names the folder" in refuse(capsys, "run", *TINY, "--output", "out")
+    assert "out is a file; --output names the folder" in refuse(
+        capsys, "run", *TINY, "--output", "out"
+    )
 
 
 def test_the_same_run_twice_gets_a_folder_of_its_own(somewhere):
@@ -421,7 +555,12 @@ def test_the_same_run_twice_gets_a_folder_of_its_own(somewhere):
 def start(*command: str, cwd: Path) -> subprocess.CompletedProcess:
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     return subprocess.run(
-        [sys.executable, *command], cwd=cwd, env=environment, capture_output=True, text=True, check=False
+        [sys.executable, *command],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 
@@ -450,7 +589,9 @@ finally:
     assert done.returncode == 0, done.stderr
     assert "nothing was kept and nothing was written" in done.stdout
     places = done.stdout.splitlines()[-1].split()
-    assert places == [str(ROOT / part) for part in ("mcit/__init__.py", "tasks/shapes.py", "configs/__init__.py")]
+    assert places == [
+        str(ROOT / part) for part in ("mcit/__init__.py", "tasks/shapes.py", "configs/__init__.py")
+    ]
     assert list(somewhere.iterdir()) == []
 
 
@@ -507,7 +648,9 @@ def test_errors_that_are_the_users_have_one_base_and_keep_their_parents(error, p
     assert issubclass(found, parent)
 
 
-@pytest.mark.parametrize("argv", [["--debug", "run", "--order", "nlvr"], ["run", "--order", "nlvr", "--debug"]])
+@pytest.mark.parametrize(
+    "argv", [["--debug", "run", "--order", "nlvr"], ["run", "--order", "nlvr", "--debug"]]
+)
 def test_the_traceback_is_shown_where_it_is_asked_for(capsys, argv):
     assert main(argv) == 2
     message = capsys.readouterr().err
@@ -520,7 +663,11 @@ def test_a_reader_that_has_seen_enough_is_no_error(somewhere):
     reading, writing = os.pipe()
     os.close(reading)
     done = subprocess.run(
-        [sys.executable, "-m", "mcit", "list"], cwd=somewhere, stdout=writing, stderr=subprocess.PIPE, check=False
+        [sys.executable, "-m", "mcit", "list"],
+        cwd=somewhere,
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        check=False,
     )
     os.close(writing)
     assert (done.returncode, done.stderr) == (141, b"")

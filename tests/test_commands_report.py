@@ -47,10 +47,23 @@ def test_one_command_makes_tables_figures_and_pages(tmp_path, capsys):
     assert main(["report", str(runs)]) == 0
     printed = capsys.readouterr().out
     report = runs / "report"
-    assert {path.name for path in report.iterdir()} == {"report.md", "report.html", "tables", "figures"}
+    assert {path.name for path in report.iterdir()} == {
+        "report.md",
+        "report.html",
+        "tables",
+        "figures",
+    }
     assert {path.suffix for path in (report / "tables").iterdir()} == {".md", ".tex", ".csv"}
     names = {path.stem for path in (report / "tables").iterdir()}
-    assert names == {"comparison", "matrix-ewc", "matrix-ewc-dr", "matrix-mas", "cost", "ranks", "pairs"}
+    assert names == {
+        "comparison",
+        "matrix-ewc",
+        "matrix-ewc-dr",
+        "matrix-mas",
+        "cost",
+        "ranks",
+        "pairs",
+    }
     page = (report / "report.md").read_text(encoding="utf-8")
     figures = re.findall(r"\]\((figures/[^)]+)\)", page)
     assert "figures/critical-difference.png" in figures
@@ -78,7 +91,11 @@ def test_the_report_of_one_run_is_put_into_its_folder(tmp_path, no_figures, caps
     folder = write_run(tmp_path / "run", make_scores("ewc", PLENTY[1]))
     assert main(["report", str(folder)]) == 0
     assert (folder / "report.md").read_text(encoding="utf-8").startswith("# ewc, seed 1\n")
-    assert {path.name for path in (folder / "tables").iterdir()} >= {"matrix.md", "matrix.tex", "matrix.csv"}
+    assert {path.name for path in (folder / "tables").iterdir()} >= {
+        "matrix.md",
+        "matrix.tex",
+        "matrix.csv",
+    }
     assert "before comparing" not in capsys.readouterr().out
 
 
@@ -104,7 +121,10 @@ def test_runs_that_have_nothing_in_common_are_reported_here(tmp_path, monkeypatc
 
 def test_results_of_others_are_reported_beside_ours(tmp_path, no_figures, capsys):
     folder = write_run(tmp_path / "run", make_scores("ewc", PLENTY[1]))
-    lines = [",".join(["after", *TASKS]), *(",".join([str(n), *map(str, row)]) for n, row in enumerate(PLENTY[2]))]
+    lines = [
+        ",".join(["after", *TASKS]),
+        *(",".join([str(n), *map(str, row)]) for n, row in enumerate(PLENTY[2])),
+    ]
     (tmp_path / "lwf.csv").write_text("\n".join(lines), encoding="utf-8")
     assert main(["report", str(folder), str(tmp_path / "lwf.csv")]) == 0
     printed = capsys.readouterr().out
@@ -122,7 +142,11 @@ def test_foreign_results_alone_can_be_reported(tmp_path, no_figures):
 
 @pytest.mark.parametrize(
     ("form", "words"),
-    [("markdown", "| ewc | 2 |"), ("latex", "\\begin{tabular}{lrrrrrrrr}"), ("csv", "ewc,2,42.00,2.83,")],
+    [
+        ("markdown", "| ewc | 2 |"),
+        ("latex", "\\begin{tabular}{lrrrrrrrr}"),
+        ("csv", "ewc,2,42.00,2.83,"),
+    ],
 )
 def test_what_is_printed_can_be_read_on(tmp_path, no_figures, capsys, form, words):
     runs = write_runs(tmp_path / "runs")
@@ -152,7 +176,9 @@ def test_unfinished_and_different_runs_are_told_before_comparing(tmp_path, no_fi
 
 def test_what_cannot_be_reported_is_told_in_one_line(tmp_path, capsys):
     assert main(["report", str(tmp_path / "nothing")]) == 2
-    assert re.fullmatch(r"mcit: there is no run at .*nothing: give the folder of a run.*\n", capsys.readouterr().err)
+    assert re.fullmatch(
+        r"mcit: there is no run at .*nothing: give the folder of a run.*\n", capsys.readouterr().err
+    )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -176,7 +202,9 @@ def test_the_same_command_works_every_time(tmp_path, no_figures, capsys):
         assert (str(runs / "report") in given) == (time > 0)
         assert main(["report", *given]) == 0
         printed = capsys.readouterr().out
-        assert "4 runs" in (runs / "report" / "report.md").read_text(encoding="utf-8").splitlines()[0]
+        assert (
+            "4 runs" in (runs / "report" / "report.md").read_text(encoding="utf-8").splitlines()[0]
+        )
         assert (f"left out: {runs / 'report'} holds no run" in printed) == (time > 0)
 
 
@@ -216,9 +244,12 @@ def test_a_misspelt_folder_among_many_is_still_an_error(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("output", "reason"), [("rc.txt", "File exists"), ("rc.txt/tables", "Not a directory"), ("/proc/x", "No such file")]
+    ("output", "reason"),
+    [("rc.txt", "File exists"), ("rc.txt/tables", "Not a directory"), ("/proc/x", "No such file")],
 )
-def test_a_place_that_cannot_be_written_to_is_told_with_the_option(tmp_path, capsys, monkeypatch, output, reason):
+def test_a_place_that_cannot_be_written_to_is_told_with_the_option(
+    tmp_path, capsys, monkeypatch, output, reason
+):
     monkeypatch.chdir(tmp_path)
     write_runs(tmp_path / "runs", ("ewc",))
     (tmp_path / "rc.txt").write_text("a file")
@@ -250,7 +281,14 @@ def test_a_matrix_of_one_row_is_counted_as_one_everywhere(tmp_path, no_figures, 
 # --- names that are anything
 
 
-NAMES = ["$\\undefined$", "$title $$", "a\x00b", "=HYPERLINK(1)", "<img src=x onerror=alert(1)>", "[x](javascript:1)"]
+NAMES = [
+    "$\\undefined$",
+    "$title $$",
+    "a\x00b",
+    "=HYPERLINK(1)",
+    "<img src=x onerror=alert(1)>",
+    "[x](javascript:1)",
+]
 
 
 def write_foreign(folder: Path, names: list[str]) -> Path:
@@ -261,7 +299,10 @@ def write_foreign(folder: Path, names: list[str]) -> Path:
 
 
 def test_names_of_any_kind_are_drawn_written_and_shown(tmp_path):
-    assert main(["report", str(write_foreign(tmp_path, NAMES)), "--output", str(tmp_path / "out")]) == 0
+    assert (
+        main(["report", str(write_foreign(tmp_path, NAMES)), "--output", str(tmp_path / "out")])
+        == 0
+    )
     figures = sorted(path.name for path in (tmp_path / "out" / "figures").iterdir())
     assert {"average.svg", "matrix.svg", "forgetting.svg"} <= set(figures)
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
@@ -277,7 +318,10 @@ def test_half_of_a_character_in_a_name_is_refused(tmp_path, capsys):
 
 def test_no_cell_of_a_csv_is_a_formula_and_numbers_stay_numbers(tmp_path, no_figures):
     names = ["=HYPERLINK(1)", "+1+cmd", "-2+3", "@SUM(1)", "\tx", "plain"]
-    assert main(["report", str(write_foreign(tmp_path, names)), "--output", str(tmp_path / "out")]) == 0
+    assert (
+        main(["report", str(write_foreign(tmp_path, names)), "--output", str(tmp_path / "out")])
+        == 0
+    )
     with (tmp_path / "out" / "tables" / "matrix.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.reader(file))
     first = rows[0][1]
@@ -293,7 +337,10 @@ def test_a_negative_number_in_a_csv_is_no_text():
 
 
 def test_markdown_has_no_html_and_no_link_of_a_name(tmp_path, no_figures):
-    assert main(["report", str(write_foreign(tmp_path, NAMES)), "--output", str(tmp_path / "out")]) == 0
+    assert (
+        main(["report", str(write_foreign(tmp_path, NAMES)), "--output", str(tmp_path / "out")])
+        == 0
+    )
     for page in ("report.md", "tables/matrix.md"):
         text = (tmp_path / "out" / page).read_text(encoding="utf-8")
         assert "<img" not in text
@@ -309,19 +356,34 @@ BORDERS = tuple("┏┃┡│└")
 
 def show(tables: list, width: int, terminal: bool = True) -> list[str]:
     heard = io.StringIO()
-    console = Console(file=heard, width=width, force_terminal=terminal, color_system=None, highlight=False)
+    console = Console(
+        file=heard, width=width, force_terminal=terminal, color_system=None, highlight=False
+    )
     print_tables(tables, console)
     return heard.getvalue().splitlines()
 
 
 def make_wide(label: str = "ewc_dr", tasks: int = 5) -> Table:
-    header = ["method", *(f"shapes[{4 * n}-{4 * n + 3}]" for n in range(tasks)), "A_t", "A_new", "A_old"]
+    header = [
+        "method",
+        *(f"shapes[{4 * n}-{4 * n + 3}]" for n in range(tasks)),
+        "A_t",
+        "A_new",
+        "A_old",
+    ]
     cells = [f"{10 * n}.00 ± 1.00 ({n}.00)" for n in range(1, tasks + 1)]
-    return Table("wide", "Wide", header, [["chance", *["5.00"] * (tasks + 3)], [label, *cells, "1.00", "2.00", "3.00"]])
+    return Table(
+        "wide",
+        "Wide",
+        header,
+        [["chance", *["5.00"] * (tasks + 3)], [label, *cells, "1.00", "2.00", "3.00"]],
+    )
 
 
 @pytest.mark.parametrize("width", [40, 80, 100, 120, 137])
-@pytest.mark.parametrize("label", ["ewc_dr", "a_method_with_a_name_that_is_longer_than_half_of_a_narrow_terminal"])
+@pytest.mark.parametrize(
+    "label", ["ewc_dr", "a_method_with_a_name_that_is_longer_than_half_of_a_narrow_terminal"]
+)
 def test_no_border_is_broken_on_a_narrow_terminal(width, label):
     table = make_wide(label)
     lines = [line for line in show([table], width) if line.startswith(BORDERS)]
@@ -329,10 +391,14 @@ def test_no_border_is_broken_on_a_narrow_terminal(width, label):
     blocks = "\n".join(lines).split("┏")[1:]
     for block in blocks:
         first, *others = block.splitlines()
-        assert {len(line) for line in others} == {len(first) + 1}  # every line of a block is as wide as its top
+        assert {len(line) for line in others} == {
+            len(first) + 1
+        }  # every line of a block is as wide as its top
     shown = "".join(lines).replace(" ", "")
     for cell in [*table.header[1:], *table.rows[1][1:]]:
-        assert cell.replace(" ", "") in shown or width == 40  # where even a figure goes over two lines
+        assert (
+            cell.replace(" ", "") in shown or width == 40
+        )  # where even a figure goes over two lines
 
 
 def test_a_table_that_nearly_fits_is_set_closer():

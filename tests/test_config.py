@@ -70,7 +70,9 @@ def problems_of(cls: type, data: Any) -> list[str]:
 
 def test_a_method_given_by_name_takes_dotted_options():
     data = override({"method": "ewc"}, ["method.strength=1e4", "method.estimator.labels=sampled"])
-    assert parse(RunConfig, data).method == Selection("ewc", {"strength": 1e4, "estimator": {"labels": "sampled"}})
+    assert parse(RunConfig, data).method == Selection(
+        "ewc", {"strength": 1e4, "estimator": {"labels": "sampled"}}
+    )
 
 
 @pytest.mark.parametrize(
@@ -171,7 +173,11 @@ def test_values_take_the_type_of_their_field(name, given, value):
         ("inner", {"size": 1.5}, "'inner.size' must be a whole number"),
         ("inner", {"size": True}, "'inner.size' must be a whole number"),
         ("inner", {"size": float("nan")}, "'inner.size' must be a whole number"),
-        ("inner", {"rate": float("nan")}, "'inner.rate' must be a finite number of single precision (up to 3.4e38)"),
+        (
+            "inner",
+            {"rate": float("nan")},
+            "'inner.rate' must be a finite number of single precision (up to 3.4e38)",
+        ),
         ("inner", {"rate": float("-inf")}, "'inner.rate' must be a finite number"),
         ("inner", {"rate": 1e39}, "'inner.rate' must be a finite number"),
         ("inner", {"rate": 10**400}, "'inner.rate' must be a finite number"),
@@ -220,7 +226,9 @@ def test_values_that_cannot_work_are_refused_before_anything_runs(data, words):
 
 def test_an_unknown_key_is_refused_with_a_suggestion_and_the_known_ones():
     (problem,) = problems_of(RunConfig, {"training": {"mixed_precison": "bf16"}})
-    assert problem.startswith("unknown key 'training.mixed_precison'; did you mean 'mixed_precision'? (keys: mixed_")
+    assert problem.startswith(
+        "unknown key 'training.mixed_precison'; did you mean 'mixed_precision'? (keys: mixed_"
+    )
     (problem,) = problems_of(RunConfig, {"zzz": 1})
     assert "did you mean" not in problem
     assert "order, method, model" in problem
@@ -239,7 +247,17 @@ def test_all_problems_come_in_one_message():
         parse(RunConfig, data)
     assert len(caught.value.problems) == 9
     message = str(caught.value)
-    for word in ("'sed'", "'order'", "rnk", "alpha", "width", "fp8", "clip_norm", "'method'", "tasks.vqa"):
+    for word in (
+        "'sed'",
+        "'order'",
+        "rnk",
+        "alpha",
+        "width",
+        "fp8",
+        "clip_norm",
+        "'method'",
+        "tasks.vqa",
+    ):
         assert word in message
     assert message.count("\n  - ") == 9
 
@@ -258,7 +276,10 @@ def test_a_method_without_a_name_is_refused(value):
 
 
 def test_a_missing_value_without_default_is_named():
-    assert problems_of(Recipe, {"epochs": 1}) == ["'batch_size' is missing", "'learning_rate' is missing"]
+    assert problems_of(Recipe, {"epochs": 1}) == [
+        "'batch_size' is missing",
+        "'learning_rate' is missing",
+    ]
 
 
 def test_suggestions_see_near_words_whatever_their_case():
@@ -272,7 +293,9 @@ def test_suggestions_see_near_words_whatever_their_case():
 # --- frozen, and back again
 
 
-@pytest.mark.parametrize("config", [RunConfig(), ModelConfig(), TrainingConfig(), LoraConfig(), Selection("ewc")])
+@pytest.mark.parametrize(
+    "config", [RunConfig(), ModelConfig(), TrainingConfig(), LoraConfig(), Selection("ewc")]
+)
 def test_a_configuration_is_frozen(config):
     for spec in dataclasses.fields(config):
         with pytest.raises(dataclasses.FrozenInstanceError):
@@ -288,10 +311,14 @@ def test_parsing_shares_nothing_with_what_it_read():
 
 
 # words of what makes YAML's plain values ambiguous
-words = st.sampled_from(["no", "null", "1e4", "007", "1:30", "2024-01-01", "~", "", "a: b", "vqa", "1_0", "=", "<<"])
+words = st.sampled_from(
+    ["no", "null", "1e4", "007", "1:30", "2024-01-01", "~", "", "a: b", "vqa", "1_0", "=", "<<"]
+)
 words |= st.text("ae1 .,:-+#'\"\\\n[]{}é", max_size=5)
 plain = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | words
-values = st.recursive(plain, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=3))
+values = st.recursive(
+    plain, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=3)
+)
 options = st.dictionaries(words.filter(lambda word: word != "name"), values, max_size=3)
 numbers = st.floats(allow_nan=False, allow_infinity=False, width=32)
 lora = st.builds(
@@ -305,7 +332,13 @@ runs = st.builds(
     RunConfig,
     order=st.lists(words, max_size=3).map(tuple),
     method=st.builds(Selection, words, options),
-    model=st.builds(ModelConfig, name=words, lora=lora, gradient_checkpointing=st.booleans(), width=st.integers(1, 99)),
+    model=st.builds(
+        ModelConfig,
+        name=words,
+        lora=lora,
+        gradient_checkpointing=st.booleans(),
+        width=st.integers(1, 99),
+    ),
     training=st.builds(
         TrainingConfig,
         mixed_precision=st.sampled_from(["no", "bf16", "fp16"]),
@@ -326,7 +359,9 @@ def test_a_run_survives_being_written_and_read(tmp_path, config):
     assert parse(RunConfig, to_dict(config)) == config
     path = write(tmp_path, to_yaml(config))
     assert parse(RunConfig, read_yaml(path)) == config
-    assert yaml.safe_load(path.read_text(encoding="utf-8")) == to_dict(config)  # any other reader sees the same
+    assert yaml.safe_load(path.read_text(encoding="utf-8")) == to_dict(
+        config
+    )  # any other reader sees the same
 
 
 @given(
@@ -409,13 +444,17 @@ def test_a_malformed_file_is_refused_by_name(tmp_path, text, words):
 @pytest.mark.parametrize("text", ["", "\n\n", "# nothing yet\n", "---\n"])
 def test_an_empty_file_is_refused(tmp_path, text):
     """Most likely it is not the file that was meant."""
-    with pytest.raises(ConfigError, match=r"run\.yaml is empty, or holds nothing but comments; write what differs"):
+    with pytest.raises(
+        ConfigError, match=r"run\.yaml is empty, or holds nothing but comments; write what differs"
+    ):
         read_yaml(write(tmp_path, text))
 
 
 def test_a_missing_file_is_named_with_its_neighbour(tmp_path):
     write(tmp_path, "seed: 1")
-    with pytest.raises(ConfigError, match=r"no configuration file '.*runs\.yaml'; did you mean 'run\.yaml'\?"):
+    with pytest.raises(
+        ConfigError, match=r"no configuration file '.*runs\.yaml'; did you mean 'run\.yaml'\?"
+    ):
         read_yaml(tmp_path / "runs.yaml")
     with pytest.raises(ConfigError, match="no configuration file"):
         read_yaml(tmp_path / "nowhere" / "run.yaml")
@@ -451,11 +490,17 @@ def test_every_shipped_configuration_parses_and_names_what_exists(path):
 
 def test_a_shipped_configuration_is_found_by_name_and_by_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name in ("climb", "configs/climb.yaml", "efcil/cifar100-mini", "configs/efcil/cifar100-mini.yaml"):
+    for name in (
+        "climb",
+        "configs/climb.yaml",
+        "efcil/cifar100-mini",
+        "configs/efcil/cifar100-mini.yaml",
+    ):
         assert find_config(name).stem == Path(name).stem
         assert find_config(name).is_file()
     with pytest.raises(
-        ConfigError, match=r"no configuration file 'climbb'; did you mean 'climb'\? \(names in configs/"
+        ConfigError,
+        match=r"no configuration file 'climbb'; did you mean 'climb'\? \(names in configs/",
     ):
         find_config("climbb")
 

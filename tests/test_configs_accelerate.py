@@ -34,16 +34,30 @@ def plan_launch(*options: str):
 @pytest.fixture(autouse=True)
 def no_launch(monkeypatch, tmp_path):
     """Neither this process's own launcher nor the user's default configuration has a say."""
-    for name in ("WORLD_SIZE", "LOCAL_RANK", "RANK", "MASTER_ADDR", "ACCELERATE_DYNAMO_BACKEND", "ACCELERATE_USE_CPU"):
+    for name in (
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "RANK",
+        "MASTER_ADDR",
+        "ACCELERATE_DYNAMO_BACKEND",
+        "ACCELERATE_USE_CPU",
+    ):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("accelerate.commands.launch.default_config_file", str(tmp_path / "none.yaml"))
+    monkeypatch.setattr(
+        "accelerate.commands.launch.default_config_file", str(tmp_path / "none.yaml")
+    )
 
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_accelerate_reads_the_file(name):
     config = load_config_from_file(str(FOLDER / f"{name}.yaml"))
     assert isinstance(config, ClusterConfig)
-    found = (config.distributed_type, config.num_processes, config.num_machines, config.mixed_precision)
+    found = (
+        config.distributed_type,
+        config.num_processes,
+        config.num_machines,
+        config.mixed_precision,
+    )
     assert found == EXPECTED[name]
 
 
@@ -62,7 +76,9 @@ def test_the_file_for_cpus_starts_as_many_processes_as_it_says(options, count):
 
 
 def test_two_nodes_share_the_processes():
-    arguments, several = plan_launch("--config_file", str(FOLDER / "nodes2.yaml"), "--machine_rank", "1")
+    arguments, several = plan_launch(
+        "--config_file", str(FOLDER / "nodes2.yaml"), "--machine_rank", "1"
+    )
     prepare_multi_gpu_env(arguments)
     assert several
     assert (arguments.nproc_per_node, arguments.nnodes, arguments.node_rank) == ("8", "2", 1)
@@ -76,7 +92,9 @@ def test_the_file_for_sharding_means_fsdp2_and_the_runner_says_that_it_does_not_
         monkeypatch.setenv(name, value)
     plugin = FullyShardedDataParallelPlugin()
     assert (plugin.fsdp_version, plugin.reshard_after_forward) == (2, True)
-    with pytest.raises(ConfigError, match=r"does not shard parameters \(FSDP\).*configs/accelerate/gpu8.yaml"):
+    with pytest.raises(
+        ConfigError, match=r"does not shard parameters \(FSDP\).*configs/accelerate/gpu8.yaml"
+    ):
         join_processes()
 
 
@@ -88,7 +106,9 @@ def test_a_launch_that_starts_one_process_of_several_is_told_of(options):
     assert "--config_file configs/accelerate/cpu2.yaml" in find_missing(environment)
 
 
-@pytest.mark.parametrize("options", [("--cpu", "--num_processes", "1"), ("--config_file", str(FOLDER / "gpu1.yaml"))])
+@pytest.mark.parametrize(
+    "options", [("--cpu", "--num_processes", "1"), ("--config_file", str(FOLDER / "gpu1.yaml"))]
+)
 def test_a_launch_of_one_process_is_none_to_tell_of(options):
     _, environment = prepare_simple_launcher_cmd_env(plan_launch(*options)[0])
     assert find_missing(environment) is None
@@ -103,7 +123,9 @@ def test_processes_that_take_themselves_for_the_only_one_are_stopped(monkeypatch
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("ACCELERATE_USE_CPU", "no")
     monkeypatch.setattr("torch.accelerator.is_available", lambda: True)
-    with pytest.raises(ConfigError, match="2 processes were started and each takes itself for the only one"):
+    with pytest.raises(
+        ConfigError, match="2 processes were started and each takes itself for the only one"
+    ):
         join_processes()
 
 

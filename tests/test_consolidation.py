@@ -43,7 +43,9 @@ def held(large: int = 5, strength: float = 7.0, **options) -> tuple[Weights, Con
     torch.manual_seed(0)
     model = Weights(large)
     manager = ConsolidationManager(model.named_parameters(), strength, **options)
-    manager.consolidate({name: torch.rand(p.shape) for name, p in model.named_parameters() if p.requires_grad})
+    manager.consolidate(
+        {name: torch.rand(p.shape) for name, p in model.named_parameters() if p.requires_grad}
+    )
     move(model)
     return model, manager
 
@@ -82,7 +84,11 @@ def test_the_added_gradient_is_autograd_s(large, start):
     model, manager = held(large)
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     expected = dict(
-        zip(trainable, torch.autograd.grad(autograd_penalty(model, manager), trainable.values()), strict=True)
+        zip(
+            trainable,
+            torch.autograd.grad(autograd_penalty(model, manager), trainable.values()),
+            strict=True,
+        )
     )
     for number, (name, parameter) in enumerate(trainable.items()):
         if start == "some" or (start == "mixed" and number % 2):
@@ -92,7 +98,9 @@ def test_the_added_gradient_is_autograd_s(large, start):
     for name, parameter in trainable.items():
         assert_close(parameter.grad, expected[name], msg=lambda text, name=name: f"{name}: {text}")
     assert model.frozen.grad is None
-    assert float(manager.penalty()) == pytest.approx(float(autograd_penalty(model, manager)), rel=1e-6)
+    assert float(manager.penalty()) == pytest.approx(
+        float(autograd_penalty(model, manager)), rel=1e-6
+    )
 
 
 def test_gradients_in_the_parameter_s_own_format_and_others_get_the_same():
@@ -155,8 +163,13 @@ def test_the_ratio_of_penalty_to_task_gradient_is_that_of_their_norms():
     for name, gradient in task.items():
         dict(model.named_parameters())[name].grad = gradient.clone()
     ratio = manager.add_gradient_(measure=True)
-    added = [dict(model.named_parameters())[name].grad - gradient for name, gradient in task.items()]
-    norm = [math.sqrt(sum(float(t.double().square().sum()) for t in group)) for group in (added, task.values())]
+    added = [
+        dict(model.named_parameters())[name].grad - gradient for name, gradient in task.items()
+    ]
+    norm = [
+        math.sqrt(sum(float(t.double().square().sum()) for t in group))
+        for group in (added, task.values())
+    ]
     assert ratio == pytest.approx(norm[0] / norm[1], rel=1e-4)
 
 
@@ -176,7 +189,9 @@ def test_the_proximal_step_is_its_closed_form_and_the_minimum_it_claims():
         kappa, anchor = 7.0 * manager.importance[name].double(), manager.anchor[name].double()
         expected = (before[name] + 0.3 * kappa * anchor) / (1 + 0.3 * kappa)
         assert_close(parameter.detach().double(), expected, atol=1e-6, rtol=1e-5)
-        slope = (parameter.detach().double() - before[name]) / 0.3 + kappa * (parameter.detach().double() - anchor)
+        slope = (parameter.detach().double() - before[name]) / 0.3 + kappa * (
+            parameter.detach().double() - anchor
+        )
         assert float(slope.abs().max()) < 1e-4
 
 
@@ -251,7 +266,9 @@ def test_the_folded_sum_of_three_tasks_is_the_sum_of_their_penalties(strength):
     manager = ConsolidationManager(model.named_parameters(), strength, merge="sum")
     tasks = []
     for number in range(3):
-        importance = {name: torch.rand(p.shape, dtype=torch.float64) for name, p in trainable.items()}
+        importance = {
+            name: torch.rand(p.shape, dtype=torch.float64) for name, p in trainable.items()
+        }
         importance["matrix"][number] = 0  # rows that one task does not need
         importance["vector"][0] = 0  # and a weight that none does
         tasks.append((importance, {name: p.detach().clone() for name, p in trainable.items()}))
@@ -284,7 +301,9 @@ def test_memory_held_does_not_depend_on_the_number_of_tasks():
     weights = sum(p.numel() for p in model.parameters() if p.requires_grad)
     assert manager.bytes_held() == 2 * 4 * weights
     for _ in range(5):
-        manager.consolidate({name: torch.rand(p.shape) for name, p in model.named_parameters() if p.requires_grad})
+        manager.consolidate(
+            {name: torch.rand(p.shape) for name, p in model.named_parameters() if p.requires_grad}
+        )
     assert manager.bytes_held() == 2 * 4 * weights
     assert len(manager.history) == 6
 
@@ -315,7 +334,9 @@ def test_only_what_trains_is_kept_of_a_lora_model():
     assert len(manager.importance) == 2
     move(model)
     manager.add_gradient_()
-    assert {n for n, p in model.named_parameters() if p.grad is not None} == manager.importance.keys()
+    assert {
+        n for n, p in model.named_parameters() if p.grad is not None
+    } == manager.importance.keys()
 
 
 def problems(model: Weights) -> list[tuple[dict, str]]:
@@ -323,7 +344,10 @@ def problems(model: Weights) -> list[tuple[dict, str]]:
     return [
         ({"vector": good, "elsewhere": torch.rand(2)}, "elsewhere"),
         ({"vector": good, "frozen": torch.rand(3)}, "frozen"),
-        ({"vector": good, "matrix": torch.rand(3, 4)}, r"matrix is \[3, 4\], the model has \[4, 3\]"),
+        (
+            {"vector": good, "matrix": torch.rand(3, 4)},
+            r"matrix is \[3, 4\], the model has \[4, 3\]",
+        ),
         ({"vector": good, "matrix": torch.full((4, 3), torch.nan)}, "matrix"),
         ({"vector": good, "matrix": torch.full((4, 3), torch.inf)}, "matrix"),
         ({"vector": good, "matrix": -torch.rand(4, 3)}, "matrix"),
@@ -341,7 +365,9 @@ def test_an_importance_that_is_wrong_is_refused_and_nothing_changes(number):
     assert_same_state(manager.state_dict(), before)
 
 
-@pytest.mark.parametrize(("merge", "old_share"), [("share", None), ("share", 1.5), ("share", math.nan), ("sum", 0.5)])
+@pytest.mark.parametrize(
+    ("merge", "old_share"), [("share", None), ("share", 1.5), ("share", math.nan), ("sum", 0.5)]
+)
 def test_a_share_that_is_missing_or_wrong_is_refused_and_nothing_changes(merge, old_share):
     _, manager = held(merge=merge)
     before = snapshot(manager)
@@ -373,9 +399,14 @@ def test_a_parameter_that_shrank_or_changed_its_shape_is_refused(shape):
     assert_same_state(manager.state_dict(), before)
 
 
-@pytest.mark.parametrize("options", [{"merge": "mean"}, {"strength": -1.0}, {"strength": math.nan}, {"decay": 1.5}])
+@pytest.mark.parametrize(
+    "options", [{"merge": "mean"}, {"strength": -1.0}, {"strength": math.nan}, {"decay": 1.5}]
+)
 def test_options_that_make_no_sense_are_refused(options):
-    with pytest.raises(ValueError, match="sum, online, share, latest" if "merge" in options else next(iter(options))):
+    with pytest.raises(
+        ValueError,
+        match="sum, online, share, latest" if "merge" in options else next(iter(options)),
+    ):
         ConsolidationManager(Weights().named_parameters(), **options)
 
 
@@ -492,7 +523,9 @@ def test_a_damaged_state_file_is_named_and_changes_nothing(tmp_path, damage):
     else:
         path.write_bytes(path.read_bytes()[:100] if damage == "cut" else b"")
     before = snapshot(manager)
-    with pytest.raises(FileNotFoundError if damage == "missing" else ValueError, match=r"state\.safetensors"):
+    with pytest.raises(
+        FileNotFoundError if damage == "missing" else ValueError, match=r"state\.safetensors"
+    ):
         manager.load(path)
     assert_same_state(manager.state_dict(), before)
 
@@ -523,7 +556,11 @@ def test_diagnosis_numbers_are_numpy_s():
     model = Weights()
     manager = ConsolidationManager(model.named_parameters(), 20.0)
     cap = 0.5
-    values = {n: torch.rand(p.shape).pow(9).clamp(max=cap) for n, p in model.named_parameters() if p.requires_grad}
+    values = {
+        n: torch.rand(p.shape).pow(9).clamp(max=cap)
+        for n, p in model.named_parameters()
+        if p.requires_grad
+    }
     manager.consolidate(Importance(values, Estimator(cap=cap), 3))
     found = manager.diagnose(learning_rate=0.5, momentum=0.9)
     flat = np.concatenate([value.numpy().ravel() for value in values.values()]).astype(np.float64)
@@ -536,14 +573,18 @@ def test_diagnosis_numbers_are_numpy_s():
     assert 0 < found.share_near_zero < 1
     assert found.limit == pytest.approx(2 * 1.9 / 0.5)
     assert found.share_unstable == pytest.approx((20 * flat > 7.6).mean())
-    assert found.capped_by_tensor == {n: pytest.approx(float((v >= cap).double().mean())) for n, v in values.items()}
+    assert found.capped_by_tensor == {
+        n: pytest.approx(float((v >= cap).double().mean())) for n, v in values.items()
+    }
     assert f"{flat.size:,} weights" in found.describe()
     assert "proximal" in found.warning()
 
 
 def test_the_share_capped_is_that_of_what_is_held():
     model, manager = held(merge="latest")
-    importance = {name: torch.rand(p.shape) for name, p in model.named_parameters() if p.requires_grad}
+    importance = {
+        name: torch.rand(p.shape) for name, p in model.named_parameters() if p.requires_grad
+    }
     capped = {name: value.clamp(max=0.2) for name, value in importance.items()}
     manager.consolidate(Importance(capped, Estimator(cap=0.2), 3))
     assert manager.diagnose().share_capped > 0.5
@@ -591,7 +632,10 @@ def test_no_warning_is_given_where_the_step_is_not_known():
 def batches(count: int = 12) -> list[tuple[Tensor, Tensor]]:
     generator = torch.Generator().manual_seed(5)
     return [
-        (torch.randn(4, 6, generator=generator, dtype=torch.float64), torch.randint(4, (4,), generator=generator))
+        (
+            torch.randn(4, 6, generator=generator, dtype=torch.float64),
+            torch.randint(4, (4,), generator=generator),
+        )
         for _ in range(count)
     ]
 
@@ -629,8 +673,12 @@ def test_the_path_integral_is_a_loop_written_out_with_the_unmixed_gradient(name,
         task = dict.fromkeys(parameters, 0.0)
         for x, y in data[first : first + accumulate]:
             (F.cross_entropy(model(x), y) / accumulate).backward()
-            found = torch.autograd.grad(F.cross_entropy(oracle(x), y) / accumulate, list(parameters.values()))
-            task = {key: task[key] + gradient for key, gradient in zip(parameters, found, strict=True)}
+            found = torch.autograd.grad(
+                F.cross_entropy(oracle(x), y) / accumulate, list(parameters.values())
+            )
+            task = {
+                key: task[key] + gradient for key, gradient in zip(parameters, found, strict=True)
+            }
         manager.add_gradient_()
         optimizer.step()
         before = {key: p.detach().clone() for key, p in parameters.items()}
@@ -643,7 +691,12 @@ def test_the_path_integral_is_a_loop_written_out_with_the_unmixed_gradient(name,
     for key, p in parameters.items():
         assert_close(dict(model.named_parameters())[key].detach(), p.detach())
         positive = omega[key].clamp(min=0) if clip else omega[key].abs()
-        assert_close(found.values[key], positive / ((p.detach() - start[key]) ** 2 + damping), atol=1e-12, rtol=1e-8)
+        assert_close(
+            found.values[key],
+            positive / ((p.detach() - start[key]) ** 2 + damping),
+            atol=1e-12,
+            rtol=1e-8,
+        )
     assert f"damping {damping:g}" in found.describe()
     manager.consolidate(found)
     assert "path integral" in manager.describe()
@@ -672,7 +725,9 @@ def test_the_path_is_followed_also_at_strength_zero():
         path.attach(optimizer)
         walk(model, manager, optimizer, batches(3))
         paths.append(path.importance().values)
-    assert all(torch.equal(paths[0][key], paths[1][key]) for key in paths[0])  # nothing was held in either
+    assert all(
+        torch.equal(paths[0][key], paths[1][key]) for key in paths[0]
+    )  # nothing was held in either
     assert any(value.any() for value in paths[0].values())
 
 
@@ -752,7 +807,9 @@ def small_model(seed: int = 0) -> nn.Sequential:
 
 def hold_model(model: nn.Module, **options) -> ConsolidationManager:
     manager = ConsolidationManager(model, strength=2.0, **options)
-    manager.consolidate({name: torch.ones_like(p, dtype=torch.float32) for name, p in model.named_parameters()})
+    manager.consolidate(
+        {name: torch.ones_like(p, dtype=torch.float32) for name, p in model.named_parameters()}
+    )
     return manager
 
 
@@ -787,7 +844,11 @@ def test_a_held_parameter_that_was_replaced_is_noticed_and_named(replace, use):
 
 def make_reader() -> transformers.BertModel:
     config = transformers.BertConfig(
-        vocab_size=11, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8
+        vocab_size=11,
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        intermediate_size=8,
     )
     return transformers.BertModel(config, add_pooling_layer=False)
 
@@ -810,7 +871,10 @@ def test_a_word_table_that_lost_rows_is_named():
     manager = hold_model(model)
     model.resize_token_embeddings(9)
     model(torch.tensor([[1, 2]])).last_hidden_state.sum().backward()
-    with pytest.raises(ValueError, match=r"word_embeddings\.weight' was consolidated as \[11, 8\] and is now \[9, 8\]"):
+    with pytest.raises(
+        ValueError,
+        match=r"word_embeddings\.weight' was consolidated as \[11, 8\] and is now \[9, 8\]",
+    ):
         manager.add_gradient_()
 
 
@@ -842,7 +906,9 @@ def test_a_held_parameter_without_a_gradient_is_warned_of_once_and_named():
     model[2].requires_grad_(False)
     model[0](torch.ones(1, 4)).sum().backward()
     model[2].requires_grad_(True)
-    with pytest.warns(UserWarning, match=r"2 held parameters train but have no gradient \(2.weight, 2.bias\)"):
+    with pytest.warns(
+        UserWarning, match=r"2 held parameters train but have no gradient \(2.weight, 2.bias\)"
+    ):
         manager.add_gradient_()
     model[2].zero_grad()
     with warnings.catch_warnings():
@@ -864,21 +930,27 @@ def test_importance_and_anchor_follow_a_model_that_was_converted():
     # a model moves to another device in the same way: its parameters stay and their data change
     model = small_model()
     manager = hold_model(model)
-    expected = {name: 2.0 * torch.ones_like(p, dtype=torch.double) for name, p in model.named_parameters()}
+    expected = {
+        name: 2.0 * torch.ones_like(p, dtype=torch.double) for name, p in model.named_parameters()
+    }
     model.double()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 1
     manager.add_gradient_()
     assert_close({name: p.grad for name, p in model.named_parameters()}, expected)
-    assert {t.dtype for t in (*manager.importance.values(), *manager.anchor.values())} == {torch.double}
+    assert {t.dtype for t in (*manager.importance.values(), *manager.anchor.values())} == {
+        torch.double
+    }
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_importance_and_anchor_of_16_bit_weights_are_kept_in_32_bits(dtype):
     model = small_model().to(dtype)
     manager = ConsolidationManager(model, strength=1.0)
-    tiny = {name: torch.full_like(p, 1e-8, dtype=torch.float32) for name, p in model.named_parameters()}
+    tiny = {
+        name: torch.full_like(p, 1e-8, dtype=torch.float32) for name, p in model.named_parameters()
+    }
     for _ in range(400):
         manager.consolidate(tiny)
     assert manager.importance["0.weight"].dtype == torch.float32

@@ -22,12 +22,17 @@ shares = st.floats(0, 1)
 quick = settings(max_examples=60, deadline=None)
 
 
-def run(sequence, merge: str, share: float | None = None, decay: float = 1.0) -> ConsolidationManager:
+def run(
+    sequence, merge: str, share: float | None = None, decay: float = 1.0
+) -> ConsolidationManager:
     parameter = nn.Parameter(torch.zeros(SIZE, dtype=torch.float64))
     manager = ConsolidationManager([("w", parameter)], merge=merge, decay=decay)
     for importance, weight in sequence:
         parameter.data = torch.from_numpy(weight.copy())
-        manager.consolidate({"w": torch.from_numpy(importance.copy())}, old_share=share if manager.importance else None)
+        manager.consolidate(
+            {"w": torch.from_numpy(importance.copy())},
+            old_share=share if manager.importance else None,
+        )
     return manager
 
 
@@ -72,7 +77,9 @@ def test_an_anchor_of_a_sum_lies_among_the_weights_it_holds(sequence):
 @given(tasks)
 def test_online_without_decay_keeps_the_sum_of_importance_and_the_latest_weights(sequence):
     manager = run(sequence, "online", decay=1.0)
-    assert_close(manager.importance["w"], torch.from_numpy(sum(importance for importance, _ in sequence)))
+    assert_close(
+        manager.importance["w"], torch.from_numpy(sum(importance for importance, _ in sequence))
+    )
     assert torch.equal(manager.anchor["w"], torch.from_numpy(sequence[-1][1]))
     assert_close(manager.importance["w"], run(sequence, "sum").importance["w"])
 
@@ -80,8 +87,12 @@ def test_online_without_decay_keeps_the_sum_of_importance_and_the_latest_weights
 @quick
 @given(tasks, st.floats(0, 1))
 def test_online_decays_geometrically(sequence, decay):
-    expected = sum(decay ** (len(sequence) - 1 - t) * importance for t, (importance, _) in enumerate(sequence))
-    assert_close(run(sequence, "online", decay=decay).importance["w"], torch.from_numpy(np.asarray(expected)))
+    expected = sum(
+        decay ** (len(sequence) - 1 - t) * importance for t, (importance, _) in enumerate(sequence)
+    )
+    assert_close(
+        run(sequence, "online", decay=decay).importance["w"], torch.from_numpy(np.asarray(expected))
+    )
 
 
 @quick
@@ -95,8 +106,12 @@ def test_the_latest_forgets_all_before(sequence):
 @quick
 @given(tasks, shares)
 def test_a_share_blends_and_its_limits_are_the_old_and_the_new(sequence, share):
-    assert torch.equal(run(sequence, "share", 0.0).importance["w"], torch.from_numpy(sequence[-1][0]))
-    assert torch.equal(run(sequence, "share", 1.0).importance["w"], torch.from_numpy(sequence[0][0]))
+    assert torch.equal(
+        run(sequence, "share", 0.0).importance["w"], torch.from_numpy(sequence[-1][0])
+    )
+    assert torch.equal(
+        run(sequence, "share", 1.0).importance["w"], torch.from_numpy(sequence[0][0])
+    )
     blended = run(sequence, "share", share).importance["w"].numpy()
     every = np.stack([importance for importance, _ in sequence])
     assert (blended <= every.max(0) * (1 + 1e-12)).all()
@@ -129,8 +144,12 @@ def test_a_proximal_step_never_leaves_the_way_to_the_anchor(sequence, place, lea
 @given(st.integers(0, 3), importances, weights, weights)
 def test_rows_gained_are_free_whatever_was_held(gained, importance, weight, place):
     manager = run([(importance, weight)], "sum")
-    wide = nn.Parameter(torch.cat([torch.from_numpy(place), torch.full((gained,), 7.0, dtype=torch.float64)]))
+    wide = nn.Parameter(
+        torch.cat([torch.from_numpy(place), torch.full((gained,), 7.0, dtype=torch.float64)])
+    )
     manager.track([("w", wide)])
     manager.add_gradient_()
-    assert_close(wide.grad[:SIZE], torch.from_numpy(importance * (place - weight)), atol=1e-6, rtol=1e-9)
+    assert_close(
+        wide.grad[:SIZE], torch.from_numpy(importance * (place - weight)), atol=1e-6, rtol=1e-9
+    )
     assert not wide.grad[SIZE:].any()

@@ -29,14 +29,20 @@ LAYERS = {
     "linear on a grid": (lambda: nn.Linear(3, 4), lambda n: rows(n, 2, 5, 3)),
     "linear with one output": (lambda: nn.Linear(3, 1), lambda n: rows(n, 4, 3)),
     "conv": (lambda: nn.Conv2d(4, 6, 3), lambda n: images(n, 4)),
-    "conv, stride and padding": (lambda: nn.Conv2d(4, 6, 3, stride=2, padding=1), lambda n: images(n, 4)),
+    "conv, stride and padding": (
+        lambda: nn.Conv2d(4, 6, 3, stride=2, padding=1),
+        lambda n: images(n, 4),
+    ),
     "conv, uneven everything": (
         lambda: nn.Conv2d(4, 6, (3, 2), stride=(1, 2), padding=(2, 1), dilation=(2, 1)),
         lambda n: images(n, 4),
     ),
     "conv, groups": (lambda: nn.Conv2d(4, 6, 3, groups=2, padding=1), lambda n: images(n, 4)),
     "conv, depthwise": (lambda: nn.Conv2d(4, 4, 3, groups=4, bias=False), lambda n: images(n, 4)),
-    "conv, depthwise with multiplier": (lambda: nn.Conv2d(4, 8, 3, groups=4, stride=2), lambda n: images(n, 4)),
+    "conv, depthwise with multiplier": (
+        lambda: nn.Conv2d(4, 8, 3, groups=4, stride=2),
+        lambda n: images(n, 4),
+    ),
     "conv, padding same": (lambda: nn.Conv2d(4, 6, 3, padding="same"), lambda n: images(n, 4)),
     "conv, padding same, even kernel": (
         lambda: nn.Conv2d(4, 6, (2, 4), padding="same", dilation=(1, 2)),
@@ -46,23 +52,38 @@ LAYERS = {
     "conv 1x1": (lambda: nn.Conv2d(4, 6, 1), lambda n: images(n, 4)),
     "conv 1x1, stride": (lambda: nn.Conv2d(4, 6, 1, stride=(2, 3)), lambda n: images(n, 4)),
     "conv 1x1, padding": (lambda: nn.Conv2d(4, 6, 1, padding=1, stride=2), lambda n: images(n, 4)),
-    "conv 1x1, groups, same": (lambda: nn.Conv2d(4, 6, 1, groups=2, padding="same"), lambda n: images(n, 4)),
+    "conv 1x1, groups, same": (
+        lambda: nn.Conv2d(4, 6, 1, groups=2, padding="same"),
+        lambda n: images(n, 4),
+    ),
     "conv with one position": (lambda: nn.Conv2d(4, 6, (7, 6)), lambda n: images(n, 4)),
-    "conv, groups, one position": (lambda: nn.Conv2d(4, 6, (7, 6), groups=2), lambda n: images(n, 4)),
+    "conv, groups, one position": (
+        lambda: nn.Conv2d(4, 6, (7, 6), groups=2),
+        lambda n: images(n, 4),
+    ),
     "embedding": (lambda: nn.Embedding(5, 3), lambda n: ids(n, 8)),
     "embedding of single ids": (lambda: nn.Embedding(5, 3), lambda n: ids(n)),
     "embedding of a grid": (lambda: nn.Embedding(5, 3), lambda n: ids(n, 2, 4)),
     "embedding, padding": (lambda: nn.Embedding(5, 3, padding_idx=1), lambda n: ids(n, 8)),
-    "embedding, padding counted from the end": (lambda: nn.Embedding(5, 3, padding_idx=-1), lambda n: ids(n, 8)),
+    "embedding, padding counted from the end": (
+        lambda: nn.Embedding(5, 3, padding_idx=-1),
+        lambda n: ids(n, 8),
+    ),
     "layer norm": (lambda: nn.LayerNorm(3), lambda n: rows(n, 3)),
     "layer norm on a sequence": (lambda: nn.LayerNorm(3, eps=1e-2), lambda n: rows(n, 5, 3)),
-    "layer norm over several dimensions": (lambda: nn.LayerNorm((4, 3)), lambda n: rows(n, 5, 4, 3)),
+    "layer norm over several dimensions": (
+        lambda: nn.LayerNorm((4, 3)),
+        lambda n: rows(n, 5, 4, 3),
+    ),
     "layer norm over the whole example": (lambda: nn.LayerNorm((4, 3)), lambda n: rows(n, 4, 3)),
     "layer norm without bias": (lambda: nn.LayerNorm(3, bias=False), lambda n: rows(n, 5, 3)),
     "group norm": (lambda: nn.GroupNorm(2, 4, eps=1e-2), lambda n: images(n, 4)),
     "group norm on vectors": (lambda: nn.GroupNorm(2, 6), lambda n: rows(n, 6)),
     "batch norm on vectors": (lambda: nn.BatchNorm1d(3).eval(), lambda n: rows(n, 3)),
-    "batch norm on sequences": (lambda: nn.BatchNorm1d(3, eps=1e-2).eval(), lambda n: rows(n, 3, 5)),
+    "batch norm on sequences": (
+        lambda: nn.BatchNorm1d(3, eps=1e-2).eval(),
+        lambda n: rows(n, 3, 5),
+    ),
     "batch norm on images": (lambda: nn.BatchNorm2d(4).eval(), lambda n: images(n, 4)),
 }
 
@@ -99,7 +120,9 @@ def test_a_rule_equals_autograd_example_by_example(name, layout, absolute):
             chosen = [torch.zeros_like(g) for g in gradients]
             for mask, gradient, k in zip(chosen, gradients, uses, strict=True):
                 start = (
-                    slice(example * k, (example + 1) * k) if layout == "consecutive" else slice(example, None, examples)
+                    slice(example * k, (example + 1) * k)
+                    if layout == "consecutive"
+                    else slice(example, None, examples)
                 )
                 mask[start] = gradient[start]
             single.append(torch.autograd.grad(outputs, parameter, chosen, retain_graph=True)[0])

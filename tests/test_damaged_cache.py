@@ -133,7 +133,9 @@ def test_files_of_another_table_are_noticed(root, cache, capsys):
         assert SAID in capsys.readouterr().err, path
 
 
-def test_a_cache_that_was_copied_is_verified_where_it_is(root, cache, tmp_path, monkeypatch, capsys):
+def test_a_cache_that_was_copied_is_verified_where_it_is(
+    root, cache, tmp_path, monkeypatch, capsys
+):
     """Also with its times: nothing that another place was known by counts."""
     expected = read(root)
     for number, path in enumerate(list_files(cache / "tables")):
@@ -233,7 +235,8 @@ def test_a_damaged_vocabulary_in_the_cache_is_written_again(cache, root, damage)
 def test_a_cache_below_a_home_that_is_not_known_is_refused_with_what_would_do(root, monkeypatch):
     monkeypatch.setenv("MCIT_CACHE", "~nobody-of-this-name/cache")
     with pytest.raises(
-        ConfigError, match=r"no folder for caches \(MCIT_CACHE is '~nobody.*; set MCIT_CACHE to a folder"
+        ConfigError,
+        match=r"no folder for caches \(MCIT_CACHE is '~nobody.*; set MCIT_CACHE to a folder",
     ):
         read(root)
 

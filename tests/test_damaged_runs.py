@@ -33,7 +33,11 @@ for _change in (
 ):
     OPTIONS += ["--set", _change]
 IMAGES = {"train": 25, "eval": 10}  # of each class: four steps a task
-NEWEST, OLDER, LAST = "checkpoints/01-fit-00000003", "checkpoints/01-fit-00000002", "checkpoints/01-done"
+NEWEST, OLDER, LAST = (
+    "checkpoints/01-fit-00000003",
+    "checkpoints/01-fit-00000002",
+    "checkpoints/01-done",
+)
 IMPORTANCE = "importance/01-shapes[0-1].safetensors"
 
 
@@ -224,7 +228,9 @@ def test_what_a_checkpoint_knows_too_does_not_stop_a_resumption(stopped, name, d
     stopped.damage(name, damage)
     printed = stopped.resume()
     # while a run is under way its scores may be ahead of its checkpoint, so that any will do
-    if (name, damage) not in [("scores.json", d) for d in (flip, hold_an_empty_object, be_of_another_run)]:
+    if (name, damage) not in [
+        ("scores.json", d) for d in (flip, hold_an_empty_object, be_of_another_run)
+    ]:
         assert f"{stopped.folder / name} " in printed
         assert "written again" in printed or "a new one begins" in printed
     stopped.assert_same()
@@ -235,7 +241,9 @@ def test_what_a_checkpoint_knows_too_does_not_stop_a_resumption(stopped, name, d
 def test_a_damaged_configuration_is_refused(stopped, damage):
     stopped.damage("config.yaml", damage)
     message = stopped.refuse()
-    assert any(words in message for words in ("config.yaml", "differs from it", "no tasks are given")), message
+    assert any(
+        words in message for words in ("config.yaml", "differs from it", "no tasks are given")
+    ), message
 
 
 @pytest.mark.parametrize("damage", [remove, become_a_folder, become_a_pipe, become_a_dangling_link])
@@ -245,15 +253,25 @@ def test_a_configuration_that_is_gone_is_written_again_where_it_is_given(stopped
     stopped.assert_same()
     before = (stopped.runs / "stopped" / "config.yaml").read_text(encoding="utf-8")
     after = (stopped.folder / "config.yaml").read_text(encoding="utf-8")
-    assert after.replace(str(stopped.folder), "X") == before.replace(str(stopped.runs / "stopped"), "X")
+    assert after.replace(str(stopped.folder), "X") == before.replace(
+        str(stopped.runs / "stopped"), "X"
+    )
 
 
 @every_damage
 @pytest.mark.parametrize(
     "name",
-    ["state.json", "SHA256SUMS", "learner.safetensors", "method.safetensors", "optimizer.safetensors"],
+    [
+        "state.json",
+        "SHA256SUMS",
+        "learner.safetensors",
+        "method.safetensors",
+        "optimizer.safetensors",
+    ],
 )
-def test_a_damaged_checkpoint_is_said_and_the_one_before_leads_to_the_same_end(stopped, name, damage):
+def test_a_damaged_checkpoint_is_said_and_the_one_before_leads_to_the_same_end(
+    stopped, name, damage
+):
     stopped.damage(f"{NEWEST}/{name}", damage)
     printed = stopped.resume()
     assert f"warning: checkpoint {stopped.folder / NEWEST} is damaged: " in printed
@@ -261,7 +279,9 @@ def test_a_damaged_checkpoint_is_said_and_the_one_before_leads_to_the_same_end(s
     stopped.assert_same()
 
 
-@pytest.mark.parametrize("damage", [flip, remove, become_a_pipe], ids=lambda damage: damage.__name__)
+@pytest.mark.parametrize(
+    "damage", [flip, remove, become_a_pipe], ids=lambda damage: damage.__name__
+)
 def test_a_damaged_checkpoint_that_is_not_the_newest_does_not_matter(stopped, damage):
     stopped.damage(f"{OLDER}/learner.safetensors", damage)
     assert "resumed after 3 of 4 steps" in stopped.resume()
@@ -273,7 +293,10 @@ def test_a_run_without_a_whole_checkpoint_is_refused(stopped, damage):
     for checkpoint in (NEWEST, OLDER):
         stopped.damage(f"{checkpoint}/learner.safetensors", damage)
     message = stopped.refuse()
-    assert f"no whole checkpoint is left in {stopped.folder / 'checkpoints'}; start the run anew" in message
+    assert (
+        f"no whole checkpoint is left in {stopped.folder / 'checkpoints'}; start the run anew"
+        in message
+    )
 
 
 @pytest.mark.parametrize("kind", ["file", "pipe", "dangling link"])
@@ -321,7 +344,16 @@ def test_a_run_without_checkpoints_begins_again_or_is_refused(stopped, what):
 
 @pytest.mark.parametrize(
     "damage",
-    [empty, cut, flip, fill_with_bytes, remove, become_a_pipe, become_a_dangling_link, be_of_another_run],
+    [
+        empty,
+        cut,
+        flip,
+        fill_with_bytes,
+        remove,
+        become_a_pipe,
+        become_a_dangling_link,
+        be_of_another_run,
+    ],
     ids=lambda damage: damage.__name__,
 )
 @pytest.mark.parametrize("kind", ["stopped", "finished"])
@@ -374,7 +406,9 @@ def test_a_lock_that_is_no_file_is_refused(stopped, damage):
 
 @every_damage
 @pytest.mark.parametrize("name", ["scores.json", "passport.json"])
-def test_files_of_a_finished_run_are_compared_with_its_checkpoint_and_written_again(finished, name, damage):
+def test_files_of_a_finished_run_are_compared_with_its_checkpoint_and_written_again(
+    finished, name, damage
+):
     finished.damage(name, damage)
     printed = finished.resume()
     assert f"{finished.folder / name} " in printed
@@ -389,7 +423,10 @@ def test_a_damaged_log_of_a_finished_run_is_said_and_changes_nothing(finished, d
     finished.damage("log.jsonl", damage)
     before = finished.list_files()
     printed = finished.resume()
-    assert f"warning: {finished.folder / 'log.jsonl'} is missing or damaged; what it held is lost" in printed
+    assert (
+        f"warning: {finished.folder / 'log.jsonl'} is missing or damaged; what it held is lost"
+        in printed
+    )
     assert "nothing is left to do" in printed
     assert finished.list_files() == before
 
@@ -398,7 +435,10 @@ def test_an_edited_score_of_a_finished_run_is_noticed(finished):
     scores = json.loads((finished.folder / "scores.json").read_text(encoding="utf-8"))
     scores["matrix"][1][0] += 0.5
     (finished.folder / "scores.json").write_text(json.dumps(scores), encoding="utf-8")
-    assert "scores.json does not say what the checkpoint says; it is written again" in finished.resume()
+    assert (
+        "scores.json does not say what the checkpoint says; it is written again"
+        in finished.resume()
+    )
     finished.assert_same()
 
 
@@ -424,18 +464,25 @@ def test_a_finished_run_whose_checkpoints_were_removed_is_finished(finished):
     finished.assert_same_scores()
 
 
-@pytest.mark.parametrize("damage", [remove, become_a_dangling_link], ids=lambda damage: damage.__name__)
+@pytest.mark.parametrize(
+    "damage", [remove, become_a_dangling_link], ids=lambda damage: damage.__name__
+)
 def test_a_report_that_is_gone_is_written_again(finished, damage):
     finished.damage("report.html", damage)
     assert "is finished, but for its report" in finished.resume()
     assert (finished.folder / "report.html").is_file()
 
 
-@pytest.mark.parametrize("damage", [empty, cut, fill_with_bytes, hold_a_list, hold_an_empty_object, remove])
+@pytest.mark.parametrize(
+    "damage", [empty, cut, fill_with_bytes, hold_a_list, hold_an_empty_object, remove]
+)
 def test_a_report_of_damaged_scores_is_refused(finished, damage):
     finished.damage("scores.json", damage)
     finished.capsys.readouterr()
-    assert main(["report", str(finished.folder), "--output", str(finished.folder.parent / "report")]) == 2
+    assert (
+        main(["report", str(finished.folder), "--output", str(finished.folder.parent / "report")])
+        == 2
+    )
     assert finished.capsys.readouterr().err.startswith("mcit: ")
 
 
@@ -443,7 +490,9 @@ def test_a_report_of_damaged_scores_is_refused(finished, damage):
 
 
 @pytest.mark.parametrize(
-    "damage", [cut, flip, remove, become_a_pipe, be_of_another_run], ids=lambda damage: damage.__name__
+    "damage",
+    [cut, flip, remove, become_a_pipe, be_of_another_run],
+    ids=lambda damage: damage.__name__,
 )
 def test_damaged_stages_are_learned_again(runs, tmp_path, capsys, damage):
     stages = tmp_path / "stages"

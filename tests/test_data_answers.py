@@ -57,7 +57,9 @@ def test_the_official_quirks_are_kept(answer, expected):
 def leave_one_out(answers, answer):
     """The official rule, as it is written."""
     subsets = itertools.combinations(range(len(answers)), len(answers) - 1)
-    return sum(min(1, sum(answers[i] == answer for i in subset) / 3) for subset in subsets) / len(answers)
+    return sum(min(1, sum(answers[i] == answer for i in subset) / 3) for subset in subsets) / len(
+        answers
+    )
 
 
 def test_soft_scores_are_the_leave_one_out_mean():
@@ -66,7 +68,10 @@ def test_soft_scores_are_the_leave_one_out_mean():
         answers = [rng.choice(["red", "blue", "big", "x"]) for _ in range(10)]
         scores = soft_scores(answers)
         assert set(scores) == set(answers)
-        assert all(score == pytest.approx(leave_one_out(answers, answer)) for answer, score in scores.items())
+        assert all(
+            score == pytest.approx(leave_one_out(answers, answer))
+            for answer, score in scores.items()
+        )
 
 
 def test_soft_scores_by_votes_are_exact():

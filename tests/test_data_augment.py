@@ -45,7 +45,11 @@ def test_a_flip_mirrors_the_chosen_images_only():
     before = images.clone()
     flipped = augment.flip(images, chosen)
     for image, mirrored, found in zip(images, chosen.tolist(), flipped, strict=True):
-        expected = to_pillow(image).transpose(Image.Transpose.FLIP_LEFT_RIGHT) if mirrored else to_pillow(image)
+        expected = (
+            to_pillow(image).transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+            if mirrored
+            else to_pillow(image)
+        )
         assert_close(found, from_pillow(expected))
     assert_close(images, before)
 
@@ -65,7 +69,9 @@ def test_an_enlarged_box_is_pillow_s_to_the_last_bit(size):
     side = torch.full((150,), 64)
     boxes = augment.draw_boxes(side, side)
     found = augment.resize_boxes(images, boxes, size)
-    for image, (top, left, height, width), result in zip(images, boxes.tolist(), found, strict=True):
+    for image, (top, left, height, width), result in zip(
+        images, boxes.tolist(), found, strict=True
+    ):
         box = to_pillow(image).crop((left, top, left + width, top + height))
         assert_close(result, from_pillow(box.resize((size, size), Image.Resampling.BILINEAR)))
 
@@ -74,7 +80,9 @@ def test_a_shrunken_box_is_pillow_s_but_for_the_last_bit():
     images = make_images(60, 48, 64)
     boxes = augment.draw_boxes(torch.full((60,), 48), torch.full((60,), 64))
     found = augment.resize_boxes(images, boxes, 20)
-    for image, (top, left, height, width), result in zip(images, boxes.tolist(), found, strict=True):
+    for image, (top, left, height, width), result in zip(
+        images, boxes.tolist(), found, strict=True
+    ):
         box = to_pillow(image).crop((left, top, left + width, top + height))
         expected = from_pillow(box.resize((20, 20), Image.Resampling.BILINEAR))
         assert_close(result.int(), expected.int(), rtol=0, atol=1)
@@ -83,14 +91,21 @@ def test_a_shrunken_box_is_pillow_s_but_for_the_last_bit():
 def test_the_centre_is_cut_evenly():
     image = make_images(1, 64, 64)
     assert_close(augment.center_crop(image, 56), image[:, :, 4:60, 4:60])
-    assert [augment.center_corner(length, 224) for length in (224, 256, 257, 259)] == [0, 16, 16, 18]
+    assert [augment.center_corner(length, 224) for length in (224, 256, 257, 259)] == [
+        0,
+        16,
+        16,
+        18,
+    ]
 
 
 def test_normalizing_is_what_it_says():
     images = make_images(4)
     mean, std = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)
     found = augment.normalize(images, mean, std)
-    expected = (images.double() / 255 - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
+    expected = (images.double() / 255 - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(
+        3, 1, 1
+    )
     assert found.dtype == torch.float32
     assert_close(found, expected.float())
     assert_close(augment.normalize(images.float(), mean, std), found)
@@ -140,9 +155,13 @@ def draw_one_box(height: int, width: int, random: numpy.random.Generator) -> tup
 def test_boxes_are_distributed_as_by_trial_and_error():
     torch.manual_seed(0)
     random = numpy.random.default_rng(0)
-    expected = torch.tensor([draw_one_box(64, 64, random) for _ in range(20_000)], dtype=torch.float64)
+    expected = torch.tensor(
+        [draw_one_box(64, 64, random) for _ in range(20_000)], dtype=torch.float64
+    )
     boxes = augment.draw_boxes(torch.full((20_000,), 64), torch.full((20_000,), 64))
-    found = torch.stack([boxes[:, 2] * boxes[:, 3] / 4096, boxes[:, 3] / boxes[:, 2]], dim=1).double()
+    found = torch.stack(
+        [boxes[:, 2] * boxes[:, 3] / 4096, boxes[:, 3] / boxes[:, 2]], dim=1
+    ).double()
     assert_close(found.sort(dim=0).values, expected.sort(dim=0).values, atol=0.03, rtol=0.03)
 
 
@@ -167,7 +186,12 @@ def test_the_global_generator_repeats_every_draw():
         torch.manual_seed(7)
         side = torch.full((16,), 64)
         corners = augment.draw_corners(16, 4)
-        return [*corners, augment.draw_flips(16), augment.draw_factors(16, 0.2), augment.draw_boxes(side, side)]
+        return [
+            *corners,
+            augment.draw_flips(16),
+            augment.draw_factors(16, 0.2),
+            augment.draw_boxes(side, side),
+        ]
 
     for first, second in zip(draw(), draw(), strict=True):
         assert torch.equal(first, second)

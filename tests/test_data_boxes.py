@@ -17,7 +17,10 @@ def paint(indices, size=(100, 80), boxes=None, stated=None):
 
 
 def test_every_object_of_a_tag_is_named():
-    assert speak(["Why", "are", [0, 1], "near", [2], "?"], OBJECTS) == "Why are Alex and Robin near the gray dog ?"
+    assert (
+        speak(["Why", "are", [0, 1], "near", [2], "?"], OBJECTS)
+        == "Why are Alex and Robin near the gray dog ?"
+    )
     assert speak([[0, 2, 1]], OBJECTS) == "Alex and the gray dog and Robin"
 
 

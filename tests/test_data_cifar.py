@@ -43,7 +43,9 @@ def encode_png(pixels: numpy.ndarray) -> bytes:
 def write_parquet(folder: Path, image_column: str = "img", suffix: str = "") -> None:
     for part in ("train", "test"):
         cells = [{"bytes": encode_png(image), "path": None} for image in make_pixels(part)]
-        table = pyarrow.table({image_column: cells, "fine_label": LABELS, "coarse_label": [0] * len(LABELS)})
+        table = pyarrow.table(
+            {image_column: cells, "fine_label": LABELS, "coarse_label": [0] * len(LABELS)}
+        )
         pyarrow.parquet.write_table(table, folder / f"{part}{suffix}.parquet")
 
 
@@ -56,7 +58,11 @@ def write_folders(folder: Path, numbered: bool) -> None:
 
 
 def old_string(text: bytes) -> bytes:
-    return b"U" + bytes([len(text)]) + text if len(text) < 256 else b"T" + struct.pack("<i", len(text)) + text
+    return (
+        b"U" + bytes([len(text)]) + text
+        if len(text) < 256
+        else b"T" + struct.pack("<i", len(text)) + text
+    )
 
 
 def old_integer(value: int) -> bytes:
@@ -66,7 +72,11 @@ def old_integer(value: int) -> bytes:
 def old_pickle(pixels: numpy.ndarray, labels: list[int]) -> bytes:
     """The bytes that Python 2 wrote (protocol 2): strings without an encoding, numpy's old module names."""
     rows = len(pixels)
-    array = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\n" + old_integer(0) + b"\x85U\x01b\x87R"
+    array = (
+        b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\n"
+        + old_integer(0)
+        + b"\x85U\x01b\x87R"
+    )
     kind = b"cnumpy\ndtype\nU\x02u1" + old_integer(0) + old_integer(1) + b"\x87R"
     kind += b"(" + old_integer(3) + b"U\x01|NNN" + old_integer(-1) * 2 + old_integer(0) + b"tb"
     shape = old_integer(rows) + old_integer(3072) + b"\x86"
@@ -107,10 +117,16 @@ WRITERS = {
 def test_every_form_gives_the_same_images_and_labels(tmp_path, form, split):
     WRITERS[form](tmp_path)
     images = read_cifar100(tmp_path, split, KEPT)
-    expected = torch.from_numpy(make_pixels("train" if split == "train" else "test")[:5])  # the sixth is not kept
+    expected = torch.from_numpy(
+        make_pixels("train" if split == "train" else "test")[:5]
+    )  # the sixth is not kept
     labels = torch.tensor(LABELS[:5])
     if "folders" in form:  # these come class by class
-        key = (lambda row: str(LABELS[row])) if form == "numbered folders" else (lambda row: CLASS_NAMES[LABELS[row]])
+        key = (
+            (lambda row: str(LABELS[row]))
+            if form == "numbered folders"
+            else (lambda row: CLASS_NAMES[LABELS[row]])
+        )
         rows = sorted(range(5), key=key)
         expected, labels = expected[rows], labels[rows]
     assert images.pixels.dtype == torch.uint8
@@ -131,7 +147,9 @@ def test_the_class_names_are_in_the_order_of_the_labels():
 
 def test_a_class_that_is_not_there_is_named(tmp_path):
     write_parquet(tmp_path)
-    with pytest.raises(DataError, match=r"holds 4 classes in 'train' and lacks 1 .* label 8 \(bicycle\).*classes"):
+    with pytest.raises(
+        DataError, match=r"holds 4 classes in 'train' and lacks 1 .* label 8 \(bicycle\).*classes"
+    ):
         read_cifar100(tmp_path, "train", [3, 8])
 
 
@@ -143,14 +161,18 @@ def test_a_root_without_the_data_is_told_what_would_do(tmp_path):
 
 
 def test_a_parquet_file_without_fine_labels_is_refused(tmp_path):
-    pyarrow.parquet.write_table(pyarrow.table({"img": [b""], "label": [1]}), tmp_path / "train.parquet")
+    pyarrow.parquet.write_table(
+        pyarrow.table({"img": [b""], "label": [1]}), tmp_path / "train.parquet"
+    )
     with pytest.raises(DataError, match=r"train.parquet needs the columns img .* found img, label"):
         read_cifar100(tmp_path, "train", KEPT)
 
 
 def test_a_broken_image_is_named_with_its_row(tmp_path):
     cells = [{"bytes": encode_png(make_pixels("train")[0])}, {"bytes": b"no image"}]
-    pyarrow.parquet.write_table(pyarrow.table({"img": cells, "fine_label": [3, 3]}), tmp_path / "train.parquet")
+    pyarrow.parquet.write_table(
+        pyarrow.table({"img": cells, "fine_label": [3, 3]}), tmp_path / "train.parquet"
+    )
     with pytest.raises(DataError, match=r"train.parquet, row 1 is no readable image"):
         read_cifar100(tmp_path, "train", [3])
 
@@ -167,7 +189,9 @@ def test_a_broken_parquet_file_or_archive_is_named(tmp_path):
 
 def test_a_label_out_of_range_is_named_with_its_row(tmp_path):
     (tmp_path / "cifar-100-python").mkdir()
-    (tmp_path / "cifar-100-python" / "train").write_bytes(old_pickle(make_pixels("train"), [3, 3, 100, 3, 3, 3]))
+    (tmp_path / "cifar-100-python" / "train").write_bytes(
+        old_pickle(make_pixels("train"), [3, 3, 100, 3, 3, 3])
+    )
     with pytest.raises(DataError, match=r"row 2: fine label 100 is not one of 0\.\.99"):
         read_cifar100(tmp_path, "train", KEPT)
 
@@ -206,9 +230,13 @@ MALICIOUS = {
     "a number of many digits": lambda mark: (
         b"\x80\x02}U\x0bfine_labels](\x8b" + struct.pack("<i", 9000) + b"\x01" * 9000 + b"es."
     ),
-    "a key that takes for ever": lambda mark: b"\x80\x02}K\x01" + b"q\x00h\x00\x86" * 60 + b"K\x01s.",
+    "a key that takes for ever": lambda mark: (
+        b"\x80\x02}K\x01" + b"q\x00h\x00\x86" * 60 + b"K\x01s."
+    ),
     "a list of lists that grow": lambda mark: b"\x80\x02]q\x00" + b"](h\x00h\x00eq\x00" * 60 + b".",
-    "another type set upon a name": lambda mark: b"\x80\x02cnumpy\ndtype\nN}U\x0c__defaults__)s\x86b.",
+    "another type set upon a name": lambda mark: (
+        b"\x80\x02cnumpy\ndtype\nN}U\x0c__defaults__)s\x86b."
+    ),
     "an array without its bytes": lambda mark: (
         b"\x80\x02}U\x04datacnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87Rs."
     ),
@@ -232,7 +260,9 @@ def test_harmless_pickles_of_something_else_are_refused(tmp_path):
     with pytest.raises(DataError, match="lacks the entries 'data' and 'fine_labels'"):
         read_cifar100(tmp_path, "train", KEPT)
     file.write_bytes(old_pickle(make_pixels("train"), [3, 3]))
-    with pytest.raises(DataError, match=r"must be a uint8 array of shape \(2, 3072\), found uint8 \(6, 3072\)"):
+    with pytest.raises(
+        DataError, match=r"must be a uint8 array of shape \(2, 3072\), found uint8 \(6, 3072\)"
+    ):
         read_cifar100(tmp_path, "train", KEPT)
 
 
@@ -243,7 +273,10 @@ def test_an_array_that_a_later_python_saved_is_read_too(tmp_path, protocol, orde
     content = {b"data": numpy.asarray(pixels, order=order), b"fine_labels": LABELS}
     (tmp_path / "cifar-100-python").mkdir()
     (tmp_path / "cifar-100-python" / "train").write_bytes(dump_old_bytes(content, protocol))
-    assert_close(read_cifar100(tmp_path, "train", [3, 56, 68, 99]).pixels, torch.from_numpy(make_pixels("train")))
+    assert_close(
+        read_cifar100(tmp_path, "train", [3, 56, 68, 99]).pixels,
+        torch.from_numpy(make_pixels("train")),
+    )
 
 
 def dump_old_bytes(content: dict, protocol: int) -> bytes:
@@ -274,7 +307,11 @@ ODD_ARRAYS = {
     "a list for a dictionary": (DESCRIPTION, b"(\x88U\x01|NN(l" + old_integer(-1) * 2 + b"tb"),
     "texts for fields": (
         DESCRIPTION,
-        b"(" + old_integer(3) + b"U\x01<NU\x01a\x85}X\x01\0\0\0aK\x01K\x02\x86s" + old_integer(-1) * 2 + b"tbb",
+        b"("
+        + old_integer(3)
+        + b"U\x01<NU\x01a\x85}X\x01\0\0\0aK\x01K\x02\x86s"
+        + old_integer(-1) * 2
+        + b"tbb",
     ),
     "items that are references": (
         b"U\x01|NNN" + old_integer(-1) * 2 + old_integer(0),
@@ -282,12 +319,24 @@ ODD_ARRAYS = {
     ),
     "another byte order": (b"U\x01|NNN", b"U\x01xNNN"),
     "fields": (b"U\x01|NNN", b"U\x01|}NN"),
-    "another version of types": (b"(" + old_integer(3) + b"U\x01|", b"(" + old_integer(4) + b"U\x01|"),
+    "another version of types": (
+        b"(" + old_integer(3) + b"U\x01|",
+        b"(" + old_integer(4) + b"U\x01|",
+    ),
     "an item of no size": (b"NNN" + old_integer(-1), b"NNN" + old_integer(0)),
-    "another version of arrays": (b"(" + old_integer(1) + old_integer(6), b"(" + old_integer(7) + old_integer(6)),
-    "more rows than bytes": (old_integer(6) + old_integer(3072), old_integer(7) + old_integer(3072)),
+    "another version of arrays": (
+        b"(" + old_integer(1) + old_integer(6),
+        b"(" + old_integer(7) + old_integer(6),
+    ),
+    "more rows than bytes": (
+        old_integer(6) + old_integer(3072),
+        old_integer(7) + old_integer(3072),
+    ),
     "negative sides": (old_integer(6) + old_integer(3072), old_integer(-6) + old_integer(-3072)),
-    "sides that are too many": (old_integer(6) + old_integer(3072) + b"\x86", b"(" + old_integer(1) * 40 + b"t"),
+    "sides that are too many": (
+        old_integer(6) + old_integer(3072) + b"\x86",
+        b"(" + old_integer(1) * 40 + b"t",
+    ),
     "a shape of text": (old_integer(6) + old_integer(3072) + b"\x86", b"U\x01x"),
     "no order": (b"\x89T", b"}T"),
     "types of objects": (b"U\x02u1", b"U\x02O8"),
@@ -319,7 +368,10 @@ def test_a_pickle_that_gives_an_object_an_enormous_number_takes_no_memory(tmp_pa
 
 def write_tar(path: Path, *members: tuple[tarfile.TarInfo, bytes]) -> None:
     """Headers as they are given, true or not, and whatever follows each."""
-    blocks = [member.tobuf(tarfile.GNU_FORMAT) + data + bytes(-len(data) % 512) for member, data in members]
+    blocks = [
+        member.tobuf(tarfile.GNU_FORMAT) + data + bytes(-len(data) % 512)
+        for member, data in members
+    ]
     path.write_bytes(gzip.compress(b"".join(blocks) + bytes(1024)))
 
 
@@ -336,14 +388,21 @@ ARCHIVES = {
         (make_member("train", type=tarfile.SYMTYPE, linkname="other"), b""),
         (make_member("other", type=tarfile.SYMTYPE, linkname="train"), b""),
     ],
-    "a link to itself": [(make_member("train", type=tarfile.LNKTYPE, linkname="cifar-100-python/train"), b"")],
+    "a link to itself": [
+        (make_member("train", type=tarfile.LNKTYPE, linkname="cifar-100-python/train"), b"")
+    ],
     "a folder": [(make_member("train", type=tarfile.DIRTYPE), b"")],
     "a pipe": [(make_member("train", type=tarfile.FIFOTYPE), b"")],
     "no such member": [(make_member("meta", size=3), b"abc")],
     "a size that is not there": [(make_member("train", size=1 << 20), b"abc")],
     "two gigabytes": [(make_member("train", size=2 << 30), b"abc")],
-    "two gigabytes before it": [(make_member("other", size=2 << 30), b"abc"), (make_member("train"), b"")],
-    "headers of headers": [(make_member(f"{n}", size=12, type=tarfile.XHDTYPE), b"12 path=abc\n") for n in range(2000)],
+    "two gigabytes before it": [
+        (make_member("other", size=2 << 30), b"abc"),
+        (make_member("train"), b""),
+    ],
+    "headers of headers": [
+        (make_member(f"{n}", size=12, type=tarfile.XHDTYPE), b"12 path=abc\n") for n in range(2000)
+    ],
 }
 
 
@@ -362,7 +421,9 @@ def test_an_archive_that_unpacks_to_far_more_than_the_official_one_is_not_unpack
     packed = zlib.compressobj(1, wbits=31)
     parts = []
     for number in range(4):
-        parts.append(packed.compress(make_member(f"{number}", size=100 << 20).tobuf(tarfile.GNU_FORMAT)))
+        parts.append(
+            packed.compress(make_member(f"{number}", size=100 << 20).tobuf(tarfile.GNU_FORMAT))
+        )
         parts += [packed.compress(bytes(1 << 20)) for _ in range(100)]
     (tmp_path / "cifar-100-python.tar.gz").write_bytes(b"".join([*parts, packed.flush()]))
     tracemalloc.start()

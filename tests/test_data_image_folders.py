@@ -17,9 +17,13 @@ from mcit.task import DataError
 TINY_NAMES = [f"n{number:08}" for number in range(200)]
 
 
-def write_image(path: Path, color: int, size: tuple[int, int] = (64, 64), mode: str = "RGB") -> None:
+def write_image(
+    path: Path, color: int, size: tuple[int, int] = (64, 64), mode: str = "RGB"
+) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new(mode, size, color if mode == "L" else (color, 0, 0)).save(path, "PNG")  # exact, whatever the suffix
+    Image.new(mode, size, color if mode == "L" else (color, 0, 0)).save(
+        path, "PNG"
+    )  # exact, whatever the suffix
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +92,9 @@ def test_a_wrong_number_of_classes_is_refused(tmp_path):
     (tmp_path / "val").mkdir()
     with pytest.raises(DataError, match="holds 1 class folders where Tiny-ImageNet has 200"):
         read_tiny_imagenet(tmp_path, "train", kept=[0])
-    with pytest.raises(DataError, match="does not hold the data: Tiny-ImageNet is the folder 'tiny-imagenet-200'"):
+    with pytest.raises(
+        DataError, match="does not hold the data: Tiny-ImageNet is the folder 'tiny-imagenet-200'"
+    ):
         read_tiny_imagenet(tmp_path / "train", "train", kept=[0])
 
 
@@ -117,7 +123,9 @@ def test_the_whole_of_imagenet_needs_a_list(tmp_path):
     names = sorted({name for names in image_folders.class_lists().values() for name in names})
     assert len(names) == 188  # the two lists have 12 classes in common
     write_imagenet(tmp_path, names)
-    with pytest.raises(DataError, match=r"holds 188 class folders .*class_list \(lists: s1993, permutation\)"):
+    with pytest.raises(
+        DataError, match=r"holds 188 class folders .*class_list \(lists: s1993, permutation\)"
+    ):
         read_imagenet_subset(tmp_path, "train", [0], class_list=None)
     for list_name, listed in image_folders.class_lists().items():
         images = read_imagenet_subset(tmp_path, "train", range(100), class_list=list_name)
@@ -127,7 +135,9 @@ def test_the_whole_of_imagenet_needs_a_list(tmp_path):
 
 def test_a_class_that_is_missing_from_the_list_is_named(tmp_path):
     write_imagenet(tmp_path, ["n01440764"])
-    with pytest.raises(DataError, match="lacks 100 of the 100 classes of list 's1993', n01558993 first"):
+    with pytest.raises(
+        DataError, match="lacks 100 of the 100 classes of list 's1993', n01558993 first"
+    ):
         read_imagenet_subset(tmp_path, "train", [0], class_list="s1993")
 
 
@@ -142,7 +152,9 @@ def make_photograph(width: int, height: int) -> Image.Image:
     return Image.fromarray(random.integers(0, 256, (height, width, 3), dtype=numpy.uint8))
 
 
-@pytest.mark.parametrize(("size", "resized"), [((500, 375), (341, 256)), ((333, 500), (256, 384)), ((256, 256), None)])
+@pytest.mark.parametrize(
+    ("size", "resized"), [((500, 375), (341, 256)), ((333, 500), (256, 384)), ((256, 256), None)]
+)
 def test_the_shorter_side_is_resized_and_the_centre_cut(size, resized):
     image = make_photograph(*size)
     found = image_folders.cut_center(image_folders.resize_shorter_side(image, 256), 224)

@@ -7,7 +7,15 @@ import pytest
 from PIL import Image
 from tiny_official import write_image
 
-from mcit.data.images import ImageFolder, coco_id, file_name, open_image, stays_inside, stem, whole_name
+from mcit.data.images import (
+    ImageFolder,
+    coco_id,
+    file_name,
+    open_image,
+    stays_inside,
+    stem,
+    whole_name,
+)
 from mcit.task import DataError
 
 
@@ -79,7 +87,9 @@ def test_a_damaged_image_is_named(tmp_path, damage):
     path = tmp_path / "bad.jpg"
     Image.fromarray(rng.integers(0, 255, (64, 64, 3), dtype=np.uint8)).save(path)
     whole = path.read_bytes()
-    path.write_bytes({"cut": whole[: len(whole) // 2], "text": b"<html>not found</html>", "empty": b""}[damage])
+    path.write_bytes(
+        {"cut": whole[: len(whole) // 2], "text": b"<html>not found</html>", "empty": b""}[damage]
+    )
     with pytest.raises(DataError, match=r"bad\.jpg is no readable image .* fetch it again"):
         open_image(path)
 

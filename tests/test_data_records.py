@@ -22,7 +22,9 @@ def test_lines_arrays_and_keyed_arrays_read_alike(tmp_path):
     expected = list(enumerate(ITEMS, 1))
     assert fields_of(write_lines(tmp_path / "a.jsonl", ITEMS)) == expected
     assert fields_of(write_json(tmp_path / "b.json", ITEMS)) == expected
-    keyed = write_json(tmp_path / "c.json", {"info": {"items": [9]}, "count": 3, "items": ITEMS, "license": "x"})
+    keyed = write_json(
+        tmp_path / "c.json", {"info": {"items": [9]}, "count": 3, "items": ITEMS, "license": "x"}
+    )
     assert fields_of(keyed, "items") == expected
 
 
@@ -92,7 +94,9 @@ def test_bytes_that_are_no_text_are_refused(tmp_path):
 def test_a_field_is_found_under_either_spelling_and_checked(tmp_path):
     record = Record(tmp_path / "a.json", 4, {"second": "x", "flag": True})
     assert record.get("first", "second", kind=str) == "x"
-    with pytest.raises(DataError, match=r"record 4: has no field 'first' or 'third' \(fields: second, flag\)"):
+    with pytest.raises(
+        DataError, match=r"record 4: has no field 'first' or 'third' \(fields: second, flag\)"
+    ):
         record.get("first", "third", kind=str)
     with pytest.raises(DataError, match="'second' must be a whole number or a list, found 'x'"):
         record.get("second", kind=(int, list))

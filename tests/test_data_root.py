@@ -39,21 +39,35 @@ def colours(desk, monkeypatch) -> None:  # noqa: F811
     run_commands("python make_colours.py\nexport MCIT_PATH=mine", monkeypatch)
 
 
-def test_a_task_of_ones_own_without_its_folder_gets_the_message_of_the_guide(colours, capsys, monkeypatch):
+def test_a_task_of_ones_own_without_its_folder_gets_the_message_of_the_guide(
+    colours, capsys, monkeypatch
+):
     monkeypatch.setattr("mcit.embedded.ensure_benchmark", lambda: pytest.fail("nobody needs it"))
     assert main(["run", "--order", "colours", "--dry-run"]) == 2
-    assert capsys.readouterr().err == ("mcit: colours: task 'colours' needs the folder of its data: set --data-root\n")
+    assert capsys.readouterr().err == (
+        "mcit: colours: task 'colours' needs the folder of its data: set --data-root\n"
+    )
 
 
 def test_it_gets_the_same_message_among_embedded_tasks(colours, capsys):
     assert main(["run", "--order", "snli-ve,colours", "--dry-run"]) == 2
     printed = capsys.readouterr()
     assert "no --data-root: snli-ve uses the embedded benchmark" in printed.out
-    assert printed.err == "mcit: colours: task 'colours' needs the folder of its data: set --data-root\n"
+    assert (
+        printed.err
+        == "mcit: colours: task 'colours' needs the folder of its data: set --data-root\n"
+    )
 
 
 def test_a_task_of_ones_own_joins_the_embedded_ones(colours, capsys):
-    argv = ["run", "--order", "snli-ve,colours,nlvr2", "--set", "tasks.colours.root=data", "--dry-run"]
+    argv = [
+        "run",
+        "--order",
+        "snli-ve,colours,nlvr2",
+        "--set",
+        "tasks.colours.root=data",
+        "--dry-run",
+    ]
     assert main(argv) == 0
     printed = capsys.readouterr().out
     assert "no --data-root: snli-ve, nlvr2 use the embedded benchmark" in printed
@@ -63,7 +77,16 @@ def test_a_task_of_ones_own_joins_the_embedded_ones(colours, capsys):
 
 def test_a_run_on_embedded_tasks_and_ones_own_is_learned_and_reported(colours, capsys):
     recipes = [f"--set=tasks.{name}.recipe.epochs=1" for name in ("snli-ve", "colours")]
-    argv = ["run", "--order", "snli-ve,colours", "--set", "tasks.colours.root=data", "--output", "run", "--quiet"]
+    argv = [
+        "run",
+        "--order",
+        "snli-ve,colours",
+        "--set",
+        "tasks.colours.root=data",
+        "--output",
+        "run",
+        "--quiet",
+    ]
     assert main([*argv, *recipes]) == 0
     scores = json.loads(Path("run/scores.json").read_text())
     assert scores["tasks"] == ["snli-ve", "colours"]
@@ -76,10 +99,15 @@ def test_all_tasks_on_the_embedded_data_are_said_to_be(capsys):
     assert "no --data-root: this run uses the embedded benchmark" in capsys.readouterr().out
 
 
-def test_a_missing_data_root_is_named_where_a_vocabulary_of_the_official_data_is_asked_for(capsys, embedded):
+def test_a_missing_data_root_is_named_where_a_vocabulary_of_the_official_data_is_asked_for(
+    capsys, embedded
+):
     assert main(["run", "--config", "climb", "--dry-run", "--set", "tasks.vqa.minimum=1"]) == 2
     error = capsys.readouterr().err
-    assert f"because {embedded} is the embedded benchmark; set --data-root to the folder of the official" in error
+    assert (
+        f"because {embedded} is the embedded benchmark; set --data-root to the folder of the official"
+        in error
+    )
     assert "where tasks.vqa.answers asks for 3129" in error
     assert "vocabularies" not in error  # a file of the cache is not what was wrong
 
@@ -90,16 +118,30 @@ def test_a_data_root_with_a_part_of_the_data_is_named(capsys, tmp_path):
     argv = ["run", "--order", "vqa", "--data-root", str(tmp_path / "part"), "--dry-run"]
     assert main([*argv, "--set", "tasks.vqa.answers=3129", "--set", "tasks.vqa.minimum=1"]) == 2
     error = capsys.readouterr().err
-    assert "part holds 12 of 443,757 records of train2014 and 8 of 214,354 records of val2014; set --data-root" in error
+    assert (
+        "part holds 12 of 443,757 records of train2014 and 8 of 214,354 records of val2014; set --data-root"
+        in error
+    )
     known = len(find_task("vqa")(root=tmp_path / "part", minimum=1).answer_ids)
     assert f"--set tasks.vqa.answers={known}" in error
 
 
 def test_the_doctor_splits_it_into_problem_and_remedy(capsys, embedded):
-    argv = ["doctor", "--data-root", str(embedded), "--order", "vqa", "--set", "tasks.vqa.minimum=1"]
+    argv = [
+        "doctor",
+        "--data-root",
+        str(embedded),
+        "--order",
+        "vqa",
+        "--set",
+        "tasks.vqa.minimum=1",
+    ]
     assert main([*argv, "--set", "tasks.vqa.answers=3129"]) == 1
     printed = capsys.readouterr().out
-    assert "is the embedded benchmark\n    next: set --data-root to the folder of the official data" in printed
+    assert (
+        "is the embedded benchmark\n    next: set --data-root to the folder of the official data"
+        in printed
+    )
 
 
 def test_prepare_names_the_problems_of_what_it_leaves_alone(tmp_path, capsys):

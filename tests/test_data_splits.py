@@ -37,7 +37,11 @@ ORDER_200_SEED_1993 = [
 
 @pytest.mark.parametrize(
     ("classes", "seed", "expected"),
-    [(100, 1993, ORDER_100_SEED_1993), (100, 0, ORDER_100_SEED_0), (200, 1993, ORDER_200_SEED_1993)],
+    [
+        (100, 1993, ORDER_100_SEED_1993),
+        (100, 0, ORDER_100_SEED_0),
+        (200, 1993, ORDER_200_SEED_1993),
+    ],
 )
 def test_the_class_order_is_the_release_s(classes, seed, expected):
     assert order_classes(classes, seed) == expected
@@ -86,7 +90,9 @@ def test_every_split_that_a_refusal_names_does_fit():
         assert all(sum(parse_split(split, classes, "data")) == classes for split in named)
 
 
-@pytest.mark.parametrize("split", ["10", "10x", "x10", "10*10", "50+50", "a+1x2", "-1+1x2", "10x10 ", ""])
+@pytest.mark.parametrize(
+    "split", ["10", "10x", "x10", "10*10", "50+50", "a+1x2", "-1+1x2", "10x10 ", ""]
+)
 def test_what_is_no_split_is_refused(split):
     with pytest.raises(ConfigError, match="neither TASKSxSIZE nor START"):
         parse_split(split, 100, "cifar100")

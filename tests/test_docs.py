@@ -20,10 +20,17 @@ from mcit.registry import find_method
 
 DOCS = Path(__file__).parent.parent / "docs"
 GUIDES = ("new-method", "new-estimator", "new-task")
-BLOCK = re.compile(r"^```(?P<language>\w+)(?: file=(?P<file>\S+))?\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(
+    r"^```(?P<language>\w+)(?: file=(?P<file>\S+))?\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
+)
 # Commands are run in small: the guides name orders that a reader would try.
 SMALL = {"shapes:5x4": "shapes:2x1"}
-SMALLER = ("model.width=8", "tasks.shapes.classes=2", "tasks.shapes.first_epochs=1", "tasks.shapes.later_epochs=1")
+SMALLER = (
+    "model.width=8",
+    "tasks.shapes.classes=2",
+    "tasks.shapes.first_epochs=1",
+    "tasks.shapes.later_epochs=1",
+)
 
 
 @dataclass(frozen=True)
@@ -34,7 +41,9 @@ class Block:
 
 
 def read_blocks(guide: str) -> list[Block]:
-    return [Block(*match) for match in BLOCK.findall((DOCS / f"{guide}.md").read_text(encoding="utf-8"))]
+    return [
+        Block(*match) for match in BLOCK.findall((DOCS / f"{guide}.md").read_text(encoding="utf-8"))
+    ]
 
 
 @pytest.fixture
@@ -56,7 +65,11 @@ def desk(tmp_path, monkeypatch) -> Path:
 
 def shrink(command: str) -> list[str]:
     words = [SMALL.get(word, word) for word in shlex.split(command)]
-    return words if SMALL["shapes:5x4"] not in words else [*words, *(w for s in SMALLER for w in ("--set", s))]
+    return (
+        words
+        if SMALL["shapes:5x4"] not in words
+        else [*words, *(w for s in SMALLER for w in ("--set", s))]
+    )
 
 
 def run_commands(text: str, monkeypatch) -> None:
@@ -110,7 +123,9 @@ def test_mcit_path_adds_the_users_own_files(tmp_path):
         (tmp_path / "mine" / name).write_text("")
     environment = {**os.environ, "MCIT_PATH": "mine"}
     command = [sys.executable, "-m", "mcit", "list"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     listed = [line.split()[0] for line in done.stdout.splitlines()]
     assert {"pets", "gentle"} <= set(listed)
@@ -128,5 +143,7 @@ def test_a_name_that_ships_cannot_be_taken(desk, monkeypatch):
     (desk / "methods").mkdir()
     (desk / "methods" / "ewc.py").write_text("")
     importlib.import_module("mcit.methods").__path__.append(str(desk / "methods"))
-    with pytest.raises(ConfigError, match=r"'ewc' is in two files, .*ewc\.py and .*ewc\.py: a name is one file"):
+    with pytest.raises(
+        ConfigError, match=r"'ewc' is in two files, .*ewc\.py and .*ewc\.py: a name is one file"
+    ):
         find_method("ewc")

@@ -44,7 +44,9 @@ def root(benchmark, tmp_path) -> Path:
 
 
 def look(root: Path, name: str, deep: bool = False) -> Finding:
-    (finding,) = examine(root, [name], {key: value for key, value in VQA.items() if key == name}, deep)
+    (finding,) = examine(
+        root, [name], {key: value for key, value in VQA.items() if key == name}, deep
+    )
     return finding
 
 
@@ -67,10 +69,24 @@ def follow(finding: Finding, root: Path, name: str) -> Finding:
 
 
 def test_a_part_of_the_data_is_reported_as_such_and_ready(root, capsys):
-    argv = ["doctor", "--data-root", str(root), "--order", "vqa,nlvr2,snli-ve,vcr", "--set", "tasks.vqa.minimum=1"]
+    argv = [
+        "doctor",
+        "--data-root",
+        str(root),
+        "--order",
+        "vqa,nlvr2,snli-ve,vcr",
+        "--set",
+        "tasks.vqa.minimum=1",
+    ]
     assert main(argv) == 0
     printed = capsys.readouterr().out
-    for words in ("40 of 443,757", "4 of 6,982", "40 of 529,527", "4 of 26,534", "answers in the vocabulary"):
+    for words in (
+        "40 of 443,757",
+        "4 of 6,982",
+        "40 of 529,527",
+        "4 of 26,534",
+        "answers in the vocabulary",
+    ):
         assert words in printed
     assert f"mcit prepare --order vqa,nlvr2,snli-ve,vcr --data-root {root}" in printed
     assert f"mcit run --order vqa,nlvr2,snli-ve,vcr --data-root {root}" in printed
@@ -78,12 +94,20 @@ def test_a_part_of_the_data_is_reported_as_such_and_ready(root, capsys):
 
 
 def test_json_says_the_same(root, capsys):
-    assert main(["doctor", "--data-root", str(root), "--order", "nlvr2,vcr,shapes:5x4", "--json"]) == 0
+    assert (
+        main(["doctor", "--data-root", str(root), "--order", "nlvr2,vcr,shapes:5x4", "--json"]) == 0
+    )
     found = json.loads(capsys.readouterr().out)
     assert (found["exit_code"], found["data_root"]) == (0, str(root))
     nlvr2, vcr, shapes = found["tasks"]
     assert [task["status"] for task in found["tasks"]] == ["ready"] * 3
-    assert nlvr2["splits"]["train"] == {"name": "train", "examples": 40, "official": 86373, "files": 40, "absent": 0}
+    assert nlvr2["splits"]["train"] == {
+        "name": "train",
+        "examples": 40,
+        "official": 86373,
+        "files": 40,
+        "absent": 0,
+    }
     assert vcr["splits"]["eval"]["files"] == 4  # two images and their metadata
     assert shapes["notes"] == ["checked as a run would; it is generated, or a task of your own"]
 
@@ -102,7 +126,13 @@ def test_an_empty_folder_lacks_every_task_that_needs_data(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("statuses", "code"),
-    [([], 0), (["ready"], 0), (["ready", "fixable"], 1), (["fixable", "missing", "ready"], 3), (["missing"], 3)],
+    [
+        ([], 0),
+        (["ready"], 0),
+        (["ready", "fixable"], 1),
+        (["fixable", "missing", "ready"], 3),
+        (["missing"], 3),
+    ],
 )
 def test_the_exit_code_is_that_of_the_worst(statuses, code):
     findings = [Finding(str(number)) for number in range(len(statuses))]
@@ -118,11 +148,19 @@ def test_the_exit_code_is_that_of_the_worst(statuses, code):
     [
         (["--data-root", "nowhere"], "--data-root 'nowhere' is no folder"),
         (["--data-root", ".", "--order", "nlvr"], "unknown task 'nlvr'; did you mean 'nlvr2'?"),
-        (["--data-root", ".", "--order", "cifar100:3x3"], "stands for 9 classes where cifar100 has 100"),
-        (["--data-root", ".", "--order", "vqa", "--set", "tasks.vqa.minimun=1"], "did you mean 'minimum'?"),
+        (
+            ["--data-root", ".", "--order", "cifar100:3x3"],
+            "stands for 9 classes where cifar100 has 100",
+        ),
+        (
+            ["--data-root", ".", "--order", "vqa", "--set", "tasks.vqa.minimun=1"],
+            "did you mean 'minimum'?",
+        ),
     ],
 )
-def test_a_question_that_cannot_be_understood_has_code_2(capsys, tmp_path, monkeypatch, argv, words):
+def test_a_question_that_cannot_be_understood_has_code_2(
+    capsys, tmp_path, monkeypatch, argv, words
+):
     monkeypatch.chdir(tmp_path)
     assert main(["doctor", *argv]) == 2
     assert words in capsys.readouterr().err
@@ -165,7 +203,9 @@ def test_another_data_set_is_not_taken_for_a_slip(root, tmp_path):
 @pytest.mark.skipif(shutil.which("unzip") is None, reason="needs unzip")
 def test_an_archive_is_to_be_unpacked_and_the_command_does_it(root):
     inside = root / "vcr" / "vcr1images"
-    with zipfile.ZipFile(root / "vcr1images.zip", "w") as archive:  # it holds the folder itself, as the official one
+    with zipfile.ZipFile(
+        root / "vcr1images.zip", "w"
+    ) as archive:  # it holds the folder itself, as the official one
         for path in sorted(inside.rglob("*")):
             archive.write(path, path.relative_to(root / "vcr"))
     shutil.rmtree(inside)
@@ -242,8 +282,13 @@ def test_absent_images_are_counted_and_one_is_named(root):
     finding = look(root, "vqa")
     assert finding.status == "missing"
     assert finding.splits["train"].absent + finding.splits["eval"].absent == 10
-    assert "lacks 10 of 40 files that train2014 names, the first is image 1" in finding.problems[0].text
-    assert "are called" not in finding.problems[0].text  # the others are there under these very names
+    assert (
+        "lacks 10 of 40 files that train2014 names, the first is image 1"
+        in finding.problems[0].text
+    )
+    assert (
+        "are called" not in finding.problems[0].text
+    )  # the others are there under these very names
 
 
 def test_a_few_absent_images_can_be_left_out(root, monkeypatch):
@@ -271,7 +316,10 @@ def test_other_names_than_the_records_have_are_shown(root):
 def test_a_broken_image_outside_the_sample_is_found_by_a_deep_look(root, monkeypatch):
     monkeypatch.setattr("mcit.doctor.annotated._SAMPLE", 2)  # the first and the last row
     broken = (
-        root / "vcr" / "vcr1images" / json.loads((root / "vcr/annotation/train.jsonl").open().readlines()[20])["img_fn"]
+        root
+        / "vcr"
+        / "vcr1images"
+        / json.loads((root / "vcr/annotation/train.jsonl").open().readlines()[20])["img_fn"]
     )
     broken.write_bytes(broken.read_bytes()[:200])
     assert look(root, "vcr").status == "ready"
@@ -285,7 +333,9 @@ def test_an_example_that_is_in_both_splits_is_found(root):
     for kind in ("OpenEnded_mscoco_{}_questions", "mscoco_{}_annotations"):
         whole = root / "vqav2" / f"v2_{kind}.json".format("train2014")
         shutil.copy(whole, root / "vqav2" / f"v2_{kind}.json".format("val2014"))
-    assert "40 examples are in train2014 and val2014 alike" in [problem.text for problem in look(root, "vqa").problems]
+    assert "40 examples are in train2014 and val2014 alike" in [
+        problem.text for problem in look(root, "vqa").problems
+    ]
 
 
 def test_a_vocabulary_that_would_be_empty_comes_with_the_setting_that_helps(root):
@@ -303,7 +353,9 @@ def test_the_image_cache_is_looked_at_too(root, capsys):
     assert finding.prepared
     write_image(sorted((root / "flickr30k" / "flickr30k_images").iterdir())[0])
     finding = look(root, "snli-ve")
-    assert "44 of 44 images (1 changed since, 0 damaged files): run `mcit prepare" in finding.notes[0]
+    assert (
+        "44 of 44 images (1 changed since, 0 damaged files): run `mcit prepare" in finding.notes[0]
+    )
     assert not finding.prepared
 
 
@@ -313,7 +365,9 @@ def test_the_image_cache_is_looked_at_too(root, capsys):
 def write_cifar(root: Path, labels: list[int], broken: int = 0) -> None:
     root.mkdir(exist_ok=True)
     for part in ("train", "test"):
-        cells = [{"bytes": b"broken" if row < broken else make_cell()} for row in range(2 * len(labels))]
+        cells = [
+            {"bytes": b"broken" if row < broken else make_cell()} for row in range(2 * len(labels))
+        ]
         table = pyarrow.table({"img": cells, "fine_label": sorted(labels * 2)})
         pyarrow.parquet.write_table(table, root / f"{part}.parquet")
 
@@ -329,7 +383,10 @@ def test_some_classes_of_cifar100_are_ready_with_the_setting_they_need(tmp_path,
 def test_classes_that_the_order_does_not_begin_with_are_no_start(tmp_path):
     write_cifar(tmp_path, order_classes(100, 1993)[1:5])
     problem = only_problem(look(tmp_path, "cifar100"))
-    assert "4 of 100 classes are there, and the first that is learned in the order of seed 1993 is not" in problem.text
+    assert (
+        "4 of 100 classes are there, and the first that is learned in the order of seed 1993 is not"
+        in problem.text
+    )
 
 
 def test_broken_small_images_are_counted_by_a_deep_look(tmp_path):
@@ -342,7 +399,9 @@ def test_broken_small_images_are_counted_by_a_deep_look(tmp_path):
 def test_a_folder_of_classes_with_a_slip_in_its_name_can_be_renamed(tmp_path):
     for part in ("train", "val"):
         for number in range(100):
-            write_image(tmp_path / "imagenet_subsets" / part / f"n{number:08}" / "a.png", size=(9, 9))
+            write_image(
+                tmp_path / "imagenet_subsets" / part / f"n{number:08}" / "a.png", size=(9, 9)
+            )
     finding = look(tmp_path, "imagenet_subset")
     assert only_problem(finding).text == "imagenet_subset is missing, and imagenet_subsets is there"
     finding = follow(finding, tmp_path, "imagenet_subset")
@@ -363,4 +422,6 @@ def test_a_vocabulary_file_is_judged_by_its_content(root):
     assert (finding.status, finding.notes) == ("ready", [f"2 answers in the vocabulary {path}"])
     write_json(path, {"answers": ["yes", "yes"]})
     (finding,) = examine(root, ["vqa"], {"vqa": {"vocabulary": str(path)}})
-    assert "lists 1 answers more than once" in " ".join(problem.text + problem.remedy for problem in finding.problems)
+    assert "lists 1 answers more than once" in " ".join(
+        problem.text + problem.remedy for problem in finding.problems
+    )

@@ -40,10 +40,17 @@ def read_lines(path: Path) -> list[dict]:
 
 def read_vqa(root: Path, split: str) -> list[tuple[str, str]]:
     folder = root / "vqav2"
-    questions = json.loads((folder / f"v2_OpenEnded_mscoco_{split}2014_questions.json").read_text("utf-8"))["questions"]
-    annotations = json.loads((folder / f"v2_mscoco_{split}2014_annotations.json").read_text("utf-8"))["annotations"]
+    questions = json.loads(
+        (folder / f"v2_OpenEnded_mscoco_{split}2014_questions.json").read_text("utf-8")
+    )["questions"]
+    annotations = json.loads(
+        (folder / f"v2_mscoco_{split}2014_annotations.json").read_text("utf-8")
+    )["annotations"]
     assert [q["question_id"] for q in questions] == [a["question_id"] for a in annotations]
-    return [(q["question"], a["multiple_choice_answer"]) for q, a in zip(questions, annotations, strict=True)]
+    return [
+        (q["question"], a["multiple_choice_answer"])
+        for q, a in zip(questions, annotations, strict=True)
+    ]
 
 
 def read_labelled(root: Path, task: str, split: str) -> list[tuple[str, str]]:
@@ -51,8 +58,14 @@ def read_labelled(root: Path, task: str, split: str) -> list[tuple[str, str]]:
     if task == "vqav2":
         return read_vqa(root, split)
     if task == "nlvr2":
-        return [(r["sentence"], r["label"]) for r in read_lines(root / "nlvr2" / "data" / f"{split}.json")]
-    return [(r["sentence2"], r["gold_label"]) for r in read_lines(root / "snli-ve" / f"snli_ve_{split}.jsonl")]
+        return [
+            (r["sentence"], r["label"])
+            for r in read_lines(root / "nlvr2" / "data" / f"{split}.json")
+        ]
+    return [
+        (r["sentence2"], r["gold_label"])
+        for r in read_lines(root / "snli-ve" / f"snli_ve_{split}.jsonl")
+    ]
 
 
 def guess_from_text(train: list[tuple[str, str]], evaluation: list[tuple[str, str]]) -> float:
@@ -80,7 +93,10 @@ def guess_from_text(train: list[tuple[str, str]], evaluation: list[tuple[str, st
     def recall(text: str) -> str:
         return whole[text].most_common(1)[0][0] if text in whole else labels.most_common(1)[0][0]
 
-    return max(100 * float(np.mean([guess(text) == label for text, label in evaluation])) for guess in (bayes, recall))
+    return max(
+        100 * float(np.mean([guess(text) == label for text, label in evaluation]))
+        for guess in (bayes, recall)
+    )
 
 
 # ---- scenes and pictures
@@ -114,8 +130,13 @@ def test_jpeg_keeps_the_colours_apart(tmp_path):
         item = draw_item(rng, size="small", shape="square")
         (tmp_path / "scene.jpg").write_bytes(encode(draw(Scene((item,))), ".jpg"))
         x, y = corner_of(item)
-        pixel = np.asarray(Image.open(tmp_path / "scene.jpg").convert("RGB"), dtype=float)[y + 3, x + 3]
-        distance = {color: np.abs(np.asarray(paint) * item.shade - pixel).sum() for color, paint in PAINT.items()}
+        pixel = np.asarray(Image.open(tmp_path / "scene.jpg").convert("RGB"), dtype=float)[
+            y + 3, x + 3
+        ]
+        distance = {
+            color: np.abs(np.asarray(paint) * item.shade - pixel).sum()
+            for color, paint in PAINT.items()
+        }
         assert min(distance, key=distance.get) == item.color
 
 
@@ -136,23 +157,43 @@ def test_vqa_answers_are_what_the_scene_shows():
             question = ask(rng)
             words = question.text.rstrip("?").split()
             if ask.__name__ == "ask_color":
-                assert {item.color for item in question.scene.find(shape=words[-1])} == {question.answer}
+                assert {item.color for item in question.scene.find(shape=words[-1])} == {
+                    question.answer
+                }
             elif ask.__name__ == "ask_shape":
-                assert [item.shape for item in question.scene.find(color=words[3])] == [question.answer]
+                assert [item.shape for item in question.scene.find(color=words[3])] == [
+                    question.answer
+                ]
             elif ask.__name__ == "ask_number":
                 color = {"color": words[2]} if "objects" in words else {}
                 shape = (
-                    {} if color else {"shape": {"people": "person", "crosses": "cross"}.get(words[2], words[2][:-1])}
+                    {}
+                    if color
+                    else {
+                        "shape": {"people": "person", "crosses": "cross"}.get(
+                            words[2], words[2][:-1]
+                        )
+                    }
                 )
                 assert question.scene.count(**color, **shape) == int(question.answer)
             elif ask.__name__ == "ask_existence":
-                assert bool(question.scene.count(color=words[3], shape=words[4])) == (question.answer == "yes")
+                assert bool(question.scene.count(color=words[3], shape=words[4])) == (
+                    question.answer == "yes"
+                )
             elif ask.__name__ == "ask_place":
-                assert [i.corner for i in question.scene.find(color=words[3], shape=words[4])] == [question.answer]
+                assert [i.corner for i in question.scene.find(color=words[3], shape=words[4])] == [
+                    question.answer
+                ]
             else:
                 (other,) = question.scene.find(color=words[-2])
-                axis, sign = {"left": (1, -1), "right": (1, 1), "above": (0, -1), "below": (0, 1)}[words[2]]
-                near = [i.shape for i in question.scene.items if (i.cell[axis] - other.cell[axis]) * sign > 0]
+                axis, sign = {"left": (1, -1), "right": (1, 1), "above": (0, -1), "below": (0, 1)}[
+                    words[2]
+                ]
+                near = [
+                    i.shape
+                    for i in question.scene.items
+                    if (i.cell[axis] - other.cell[axis]) * sign > 0
+                ]
                 assert near == [question.answer]
 
 
@@ -164,7 +205,13 @@ def test_annotators_disagree_at_times_and_the_majority_is_right():
         assert len(answers) == 10
         unanimous += len(set(answers)) == 1
         assert Counter(answers).most_common(1)[0][1] >= 4
-        assert sum(a not in (question.answer, f"a {question.answer}") and not a.isalpha() for a in answers) <= 6
+        assert (
+            sum(
+                a not in (question.answer, f"a {question.answer}") and not a.isalpha()
+                for a in answers
+            )
+            <= 6
+        )
     assert 100 < unanimous < 400
 
 
@@ -180,10 +227,14 @@ def test_every_nlvr2_sentence_is_true_of_one_pair_and_false_of_another(root):
         split, group, pair, place = record["identifier"].split("-")
         groups[group, place].append((record["sentence"], record["label"]))
         for side in (0, 1):
-            assert (root / "nlvr2" / "images" / split / f"{split}-{group}-{pair}-img{side}.png").is_file()
+            assert (
+                root / "nlvr2" / "images" / split / f"{split}-{group}-{pair}-img{side}.png"
+            ).is_file()
     assert len(groups) == EVALUATION / 2
     assert all(len({text for text, _ in group}) == 1 for group in groups.values())
-    assert all(sorted(label for _, label in group) == ["False", "True"] for group in groups.values())
+    assert all(
+        sorted(label for _, label in group) == ["False", "True"] for group in groups.values()
+    )
 
 
 def test_nlvr2_scenes_grant_every_wish():
@@ -210,7 +261,10 @@ def test_every_snli_ve_hypothesis_gets_each_label_once(root):
 def test_the_number_of_objects_tells_no_label():
     rng = Random(41)
     for suppose in HYPOTHESES:
-        counts = {label: np.mean([len(suppose(rng)[1](label).items) for _ in range(300)]) for label in LABELS}
+        counts = {
+            label: np.mean([len(suppose(rng)[1](label).items) for _ in range(300)])
+            for label in LABELS
+        }
         assert max(counts.values()) - min(counts.values()) < 0.4
     for present in (True, False):
         assert len(wish_object(rng, "red", "cross", present).want()) == 2
@@ -218,7 +272,9 @@ def test_the_number_of_objects_tells_no_label():
 
 def test_vcr_records_are_complete_and_their_tags_have_boxes(root):
     for record in read_lines(root / "vcr" / "annotation" / "val.jsonl")[:300]:
-        metadata = json.loads((root / "vcr" / "vcr1images" / record["metadata_fn"]).read_text("utf-8"))
+        metadata = json.loads(
+            (root / "vcr" / "vcr1images" / record["metadata_fn"]).read_text("utf-8")
+        )
         assert metadata["names"] == record["objects"]
         assert len(metadata["boxes"]) == len(metadata["segms"]) == len(record["objects"])
         with Image.open(root / "vcr" / "vcr1images" / record["img_fn"]) as image:
@@ -248,19 +304,28 @@ def test_the_colour_inside_a_vcr_box_decides_the_answer(root):
     for record in read_lines(root / "vcr" / "annotation" / "val.jsonl"):
         if record["question"][:2] != ["What", "color"]:
             continue
-        metadata = json.loads((root / "vcr" / "vcr1images" / record["metadata_fn"]).read_text("utf-8"))
+        metadata = json.loads(
+            (root / "vcr" / "vcr1images" / record["metadata_fn"]).read_text("utf-8")
+        )
         x1, y1, x2, y2, _ = metadata["boxes"][record["question"][3][0]]
         pixels = np.asarray(Image.open(root / "vcr" / "vcr1images" / record["img_fn"]), dtype=float)
         inside = pixels[int(y1) + 1 : int(y2), int(x1) + 1 : int(x2)].reshape(-1, 3)
         hue = inside[inside.max(axis=1) > 120].mean(axis=0)
-        distance = [np.abs(np.asarray(PAINT[choice[0]]) * 0.92 - hue).sum() for choice in record["answer_choices"]]
+        distance = [
+            np.abs(np.asarray(PAINT[choice[0]]) * 0.92 - hue).sum()
+            for choice in record["answer_choices"]
+        ]
         right.append(int(np.argmin(distance)) == record["answer_label"])
     assert np.mean(right) > 0.97
 
 
 @pytest.mark.parametrize(
     ("task", "splits", "limit"),
-    [("vqav2", ("train", "val"), 27), ("nlvr2", ("train", "dev"), 50), ("snli-ve", ("train", "dev"), 33.4)],
+    [
+        ("vqav2", ("train", "val"), 27),
+        ("nlvr2", ("train", "dev"), 50),
+        ("snli-ve", ("train", "dev"), 33.4),
+    ],
 )
 def test_text_alone_stays_near_the_majority(root, task, splits, limit):
     """Exactly at chance for NLVR2 and SNLI-VE, where every sentence comes with every label."""
@@ -270,12 +335,22 @@ def test_text_alone_stays_near_the_majority(root, task, splits, limit):
 
 def test_vcr_choices_alone_stay_near_chance(root):
     """A choice is scored by how often its words, beside those of the question, belonged to the right answer."""
-    train, evaluation = (read_lines(root / "vcr" / "annotation" / f"{split}.jsonl") for split in ("train", "val"))
+    train, evaluation = (
+        read_lines(root / "vcr" / "annotation" / f"{split}.jsonl") for split in ("train", "val")
+    )
     good, all_ = Counter(), Counter()
 
     def parts(record: dict, choice: list) -> list[str]:
-        question, answer = speak(record["question"], record["objects"]), speak(choice, record["objects"])
-        return [answer, f"{question} {answer}", *answer.split(), *(f"{question} {word}" for word in answer.split())]
+        question, answer = (
+            speak(record["question"], record["objects"]),
+            speak(choice, record["objects"]),
+        )
+        return [
+            answer,
+            f"{question} {answer}",
+            *answer.split(),
+            *(f"{question} {word}" for word in answer.split()),
+        ]
 
     for record in train:
         for place, choice in enumerate(record["answer_choices"]):
@@ -288,7 +363,8 @@ def test_vcr_choices_alone_stay_near_chance(root):
         return sum(np.log((good[part] + 1) / (all_[part] + 4)) for part in parts(record, choice))
 
     hits = [
-        int(np.argmax([weigh(record, choice) for choice in record["answer_choices"]])) == record["answer_label"]
+        int(np.argmax([weigh(record, choice) for choice in record["answer_choices"]]))
+        == record["answer_label"]
         for record in evaluation
     ]
     assert 100 * np.mean(hits) <= 30
@@ -305,7 +381,9 @@ def test_evaluation_scenes_are_not_those_of_training(root):
     }
     assert set(folders) == set(SPLITS)
     for train, evaluation in folders.values():
-        first, second = ({path.read_bytes() for path in root.glob(pattern)} for pattern in (train, evaluation))
+        first, second = (
+            {path.read_bytes() for path in root.glob(pattern)} for pattern in (train, evaluation)
+        )
         assert len(first) >= TRAIN * 0.49  # at most two questions about an image
         assert not first & second
 
@@ -332,7 +410,9 @@ def test_the_benchmark_is_made_once(tmp_path, monkeypatch):
 def test_two_processes_at_once_agree(tmp_path):
     code = "import sys; from mcit.embedded import *; print(ensure_benchmark(sys.argv[1], Sizes(60, 12)))"
     runs = [
-        subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True
+        )
         for _ in range(2)
     ]
     printed = [run.communicate(timeout=120)[0] for run in runs]
@@ -347,7 +427,9 @@ def test_an_interrupted_run_leaves_nothing_behind(tmp_path, monkeypatch):
     def fail(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(__import__("mcit.embedded.benchmark", fromlist=["WRITERS"]).WRITERS, "vcr", fail)
+    monkeypatch.setitem(
+        __import__("mcit.embedded.benchmark", fromlist=["WRITERS"]).WRITERS, "vcr", fail
+    )
     with pytest.raises(KeyboardInterrupt):
         ensure_benchmark(tmp_path, Sizes(10, 3))
     assert not list(tmp_path.iterdir())

@@ -15,7 +15,14 @@ from transformers import AutoTokenizer, ViltForMaskedLM, ViltImageProcessorPil, 
 from mcit.data.boxes import NAMES
 from mcit.embedded import VILT, Sizes, write_benchmark
 from mcit.embedded.captions import MAKERS, describe, describe_at_length
-from mcit.embedded.pretraining import IGNORED, MASK, make_batch, make_example, make_long_example, read_texts
+from mcit.embedded.pretraining import (
+    IGNORED,
+    MASK,
+    make_batch,
+    make_example,
+    make_long_example,
+    read_texts,
+)
 from mcit.embedded.render import SIDE, draw
 from mcit.embedded.scenes import COLORS, SHAPES, draw_item, fill_scene
 
@@ -37,8 +44,14 @@ def test_captions_are_true_and_their_twins_false():
         if caption.kind in ("existence", "attribute"):
             assert scene.count(**caption.words)
             assert not scene.count(**caption.wrong)
-        elif caption.kind == "place" and "vertical" in caption.words and "horizontal" in caption.words:
-            known = {slot: caption.words[slot] for slot in ("color", "shape") if slot in caption.words}
+        elif (
+            caption.kind == "place"
+            and "vertical" in caption.words
+            and "horizontal" in caption.words
+        ):
+            known = {
+                slot: caption.words[slot] for slot in ("color", "shape") if slot in caption.words
+            }
             (item,) = scene.find(**known)
             assert item.corner == f"{caption.words['vertical']} {caption.words['horizontal']}"
     assert set(kinds) == set(MAKERS)
@@ -55,10 +68,20 @@ def test_long_captions_speak_of_one_scene():
 
 def test_a_batch_hides_as_many_words_as_it_asks_for(tokenizer):
     rng, vocabulary = Random(29), tokenizer.get_vocab()
-    examples = [make_long_example(rng, (2, 6)) for _ in range(20)] + [make_example(rng, (2, 6), 0.5) for _ in range(40)]
+    examples = [make_long_example(rng, (2, 6)) for _ in range(20)] + [
+        make_example(rng, (2, 6), 0.5) for _ in range(40)
+    ]
     batch, words, truth = make_batch(examples, vocabulary)
-    assert int((batch["input_ids"] == MASK).sum()) == len(words) == sum(len(e.hidden) for e in examples)
-    assert [e.truth == IGNORED for e in examples] == [bool(e.hidden) for e in examples] == (truth == IGNORED).tolist()
+    assert (
+        int((batch["input_ids"] == MASK).sum())
+        == len(words)
+        == sum(len(e.hidden) for e in examples)
+    )
+    assert (
+        [e.truth == IGNORED for e in examples]
+        == [bool(e.hidden) for e in examples]
+        == (truth == IGNORED).tolist()
+    )
     assert batch["input_ids"].shape[1] <= 40
     for row, example in zip(batch["input_ids"], examples, strict=True):
         ids = tokenizer(example.text)["input_ids"]
@@ -68,7 +91,9 @@ def test_a_batch_hides_as_many_words_as_it_asks_for(tokenizer):
 def test_a_batch_is_normalised_as_the_image_processor_does(tokenizer):
     examples = [make_example(Random(31), (2, 6), 0.5)]
     batch, _, _ = make_batch(examples, tokenizer.get_vocab())
-    expected = ViltImageProcessorPil.from_pretrained(VILT)([examples[0].picture], return_tensors="pt")
+    expected = ViltImageProcessorPil.from_pretrained(VILT)(
+        [examples[0].picture], return_tensors="pt"
+    )
     torch.testing.assert_close(batch["pixel_values"], expected["pixel_values"])
     assert batch["pixel_mask"].shape == expected["pixel_mask"].shape == (1, SIDE, SIDE)
 
@@ -90,21 +115,30 @@ def test_the_checkpoint_is_whole_and_small():
     assert (VILT / "model.safetensors").stat().st_size < 6_000_000
     kinds = model.embeddings.token_type_embeddings.weight  # text, image, second image
     torch.testing.assert_close(kinds[2], kinds[1])
-    assert json.loads((VILT / "preprocessor_config.json").read_text("utf-8"))["size"] == {"shortest_edge": SIDE}
+    assert json.loads((VILT / "preprocessor_config.json").read_text("utf-8"))["size"] == {
+        "shortest_edge": SIDE
+    }
 
 
 def test_the_model_card_names_the_command():
-    assert "scripts/pretrain_embedded.py --out mcit/embedded/vilt" in (VILT / "README.md").read_text("utf-8")
+    assert "scripts/pretrain_embedded.py --out mcit/embedded/vilt" in (
+        VILT / "README.md"
+    ).read_text("utf-8")
 
 
 def test_the_small_vilt_reads_a_hidden_word_off_the_picture(tokenizer):
-    model, images = ViltForMaskedLM.from_pretrained(VILT).eval(), ViltImageProcessorPil.from_pretrained(VILT)
+    model, images = (
+        ViltForMaskedLM.from_pretrained(VILT).eval(),
+        ViltImageProcessorPil.from_pretrained(VILT),
+    )
     rng, texts, pictures = Random("unseen"), [], []
     answers = [*COLORS] * 6
     for color in answers:
         shape = rng.choice(SHAPES)
         item = draw_item(rng, shape=shape, color=color)
-        pictures.append(draw(fill_scene(rng, [item], (1, 3), lambda other, shape=shape: other.shape != shape)))
+        pictures.append(
+            draw(fill_scene(rng, [item], (1, 3), lambda other, shape=shape: other.shape != shape))
+        )
         texts.append(f"the {shape} is [MASK]")
     words = tokenizer(texts, padding=True, return_tensors="pt")
     with torch.no_grad():

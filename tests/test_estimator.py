@@ -44,7 +44,9 @@ def some(outputs: int, rows: int = 6, seed: int = 0) -> tuple[Tensor, Tensor]:
 def soft(outputs: int, rows: int = 6, seed: int = 0) -> tuple[Tensor, Tensor]:
     logits, _ = some(outputs, rows, seed)
     levels = torch.tensor([0, 0, 0.3, 0.6, 0.9, 1], dtype=torch.float64)
-    return logits, levels[torch.randint(6, (rows, outputs), generator=torch.Generator().manual_seed(seed + 1))]
+    return logits, levels[
+        torch.randint(6, (rows, outputs), generator=torch.Generator().manual_seed(seed + 1))
+    ]
 
 
 @pytest.mark.parametrize(
@@ -61,7 +63,9 @@ def test_the_worked_example(score, expected, tolerance):
     assert_close(found[0], torch.tensor(expected, dtype=torch.float64), atol=tolerance, rtol=0)
 
 
-@pytest.mark.parametrize("outputs", [2, 4, 9])  # 4: a multiple-choice head is a class head over its choices
+@pytest.mark.parametrize(
+    "outputs", [2, 4, 9]
+)  # 4: a multiple-choice head is a class head over its choices
 def test_gradients_of_a_class_head_are_the_table_s(outputs):
     z, label = some(outputs)
     y = torch.zeros_like(z).scatter_(1, label[:, None], 1)
@@ -70,7 +74,9 @@ def test_gradients_of_a_class_head_are_the_table_s(outputs):
     assert_close(gradient(z, label), p - y)
     assert_close(gradient(z, label, score="reversed"), y - q)
     assert_close(gradient(z, label, score="log_odds"), torch.where(y > 0, 1.0, -p / (1 - right)))
-    assert_close(gradient(z, label, score="output_norm"), z / z.square().sum(1, keepdim=True).sqrt())
+    assert_close(
+        gradient(z, label, score="output_norm"), z / z.square().sum(1, keepdim=True).sqrt()
+    )
     assert_close(gradient(z, label, score="output_norm", norm="squared_l2"), 2 * z)
 
 
@@ -123,7 +129,9 @@ def test_an_all_zero_target_contributes_nothing_and_changes_no_neighbour(options
 def test_values_are_those_of_the_formulas(score):
     for z, y in (some(5), soft(5)):
         (vector,) = score_examples(Estimator(score=score), z, y, torch.arange(len(y)))
-        assert_close(vector, torch.stack([score_one(a, b, score) for a, b in zip(z, y, strict=True)]))
+        assert_close(
+            vector, torch.stack([score_one(a, b, score) for a, b in zip(z, y, strict=True)])
+        )
 
 
 @pytest.mark.parametrize("score", ["plain", "reversed", "log_odds"])
@@ -131,7 +139,8 @@ def test_all_labels_of_a_class_head_weigh_every_class_by_its_chance(score):
     z, label = some(5)
     p = z.softmax(1)
     expected = sum(
-        p[:, k, None] * gradient(z, torch.full_like(label, k), score=score).square() for k in range(z.shape[1])
+        p[:, k, None] * gradient(z, torch.full_like(label, k), score=score).square()
+        for k in range(z.shape[1])
     )
     assert_close(squares(z, label, score=score, labels="all"), expected)
 
@@ -149,7 +158,12 @@ def test_exact_fisher_of_a_linear_softmax_model_is_its_closed_form():
 
 @pytest.mark.parametrize(
     "options",
-    [{"score": "plain"}, {"score": "reversed"}, {"score": "reversed", "reversal": "literal"}, {"score": "log_odds"}],
+    [
+        {"score": "plain"},
+        {"score": "reversed"},
+        {"score": "reversed", "reversal": "literal"},
+        {"score": "log_odds"},
+    ],
     ids=["plain", "positives", "literal", "log_odds"],
 )
 def test_all_labels_of_a_multi_label_head_equal_the_sum_over_every_set_of_labels(options):
@@ -237,7 +251,9 @@ def test_draws_are_uniform_and_independent_of_neighbours_columns_and_seeds():
 
 def test_int32_and_byte_class_ids_are_as_good_as_int64():
     z, label = some(4)
-    for labels, score in itertools.product(("true", "predicted", "sampled", "all"), ("plain", "reversed", "log_odds")):
+    for labels, score in itertools.product(
+        ("true", "predicted", "sampled", "all"), ("plain", "reversed", "log_odds")
+    ):
         expected = squares(z, label, labels=labels, score=score)
         for dtype in (torch.int32, torch.uint8):
             assert_close(squares(z, label.to(dtype), labels=labels, score=score), expected)
@@ -341,9 +357,14 @@ def test_the_description_is_one_line_and_tells_every_two_different_estimates_apa
         {"shuffle": True, "seed": 1},
         {"labels": "sampled", "seed": 1},
     ]
-    lines = [base.describe(), *(dataclasses.replace(base, **options).describe() for options in changed)]
+    lines = [
+        base.describe(),
+        *(dataclasses.replace(base, **options).describe() for options in changed),
+    ]
     assert not any("\n" in line for line in lines)
-    twins = [(a, b) for a, b in itertools.combinations([{}, *changed], 2) if _describe(a) == _describe(b)]
+    twins = [
+        (a, b) for a, b in itertools.combinations([{}, *changed], 2) if _describe(a) == _describe(b)
+    ]
     assert not twins
 
 

@@ -81,7 +81,9 @@ def network() -> Network:
 @pytest.fixture
 def data() -> TensorDataset:
     generator = torch.Generator().manual_seed(1)
-    return TensorDataset(torch.randn(40, 5, generator=generator), torch.randint(4, (40,), generator=generator))
+    return TensorDataset(
+        torch.randn(40, 5, generator=generator), torch.randint(4, (40,), generator=generator)
+    )
 
 
 def of_class(data: TensorDataset, label: int) -> Subset:
@@ -94,7 +96,9 @@ def of_class(data: TensorDataset, label: int) -> Subset:
 def test_it_is_the_importance_of_the_samples_of_that_class(network, data):
     found = classifier_importance(network, DataLoader(data, 7), "fc.weight", 2)
     for score in SCORES:
-        slow = measure_importance(network, DataLoader(of_class(data, 2), 3), score=score).values["fc.weight"]
+        slow = measure_importance(network, DataLoader(of_class(data, 2), 3), score=score).values[
+            "fc.weight"
+        ]
         assert_close(found[score], slow.double(), rtol=1e-5, atol=1e-9)
         assert found[score].shape == (4, 7)
 
@@ -125,7 +129,12 @@ def test_vanishing_and_needless_protection_in_numbers():
     assert_close(values["reversed"], (own - q).square(), rtol=1e-4, atol=1e-12)
     assert_close(values["output_norm"], exact.abs() / length, rtol=1e-5, atol=0)
     rest = p / (1 - p[0])
-    assert_close(values["log_odds"], torch.stack([p[0] * 0 + 1, rest[1] ** 2, rest[2] ** 2]), rtol=1e-4, atol=1e-12)
+    assert_close(
+        values["log_odds"],
+        torch.stack([p[0] * 0 + 1, rest[1] ** 2, rest[2] ** 2]),
+        rtol=1e-4,
+        atol=1e-12,
+    )
     assert values["plain"].max() < 1e-4 < 0.99 < values["reversed"][2]
     assert view.confidence == pytest.approx(float(p[0]), rel=1e-5)
 
@@ -141,9 +150,13 @@ def test_a_classifier_that_sees_several_places_has_one_gradient_per_sample(data)
 
     torch.manual_seed(2)
     model = Tokens()
-    found = classifier_importance(model, DataLoader(data, 9), "fc.weight", 1, ("plain", "output_norm"))
+    found = classifier_importance(
+        model, DataLoader(data, 9), "fc.weight", 1, ("plain", "output_norm")
+    )
     for score, value in found.items():
-        slow = measure_importance(model, DataLoader(of_class(data, 1), 5), score=score).values["fc.weight"]
+        slow = measure_importance(model, DataLoader(of_class(data, 1), 5), score=score).values[
+            "fc.weight"
+        ]
         assert_close(value, slow.double(), rtol=1e-5, atol=1e-9)
 
 
@@ -151,16 +164,24 @@ def test_a_sample_belongs_to_every_label_it_has(network):
     target = torch.tensor([[0.9, 0, 0, 0], [0, 1.0, 0, 0], [0.3, 0.6, 0, 0]])
     inputs = torch.randn(3, 5, generator=torch.Generator().manual_seed(3))
     view = view_classifier(network, [(inputs, target)], "fc.weight", 0, ("reversed",))
-    slow = measure_importance(network, [(inputs[[0, 2]], target[[0, 2]])], score="reversed").values["fc.weight"]
+    slow = measure_importance(network, [(inputs[[0, 2]], target[[0, 2]])], score="reversed").values[
+        "fc.weight"
+    ]
     assert view.examples == 2
     assert view.multi_label
     assert_close(view.values["reversed"], slow.double(), rtol=1e-5, atol=1e-9)
 
 
-@pytest.mark.parametrize("target", [torch.tensor([0, 1]), torch.eye(4)[:2]], ids=["classes", "labels"])
+@pytest.mark.parametrize(
+    "target", [torch.tensor([0, 1]), torch.eye(4)[:2]], ids=["classes", "labels"]
+)
 @pytest.mark.parametrize("index", [4, 50, -1])
-def test_a_class_that_the_classifier_does_not_have_is_told_with_those_it_has(network, target, index):
-    with pytest.raises(ValueError, match=f"there is no class {index}: the classifier has 4, from 0 to 3"):
+def test_a_class_that_the_classifier_does_not_have_is_told_with_those_it_has(
+    network, target, index
+):
+    with pytest.raises(
+        ValueError, match=f"there is no class {index}: the classifier has 4, from 0 to 3"
+    ):
         view_classifier(network, [(torch.zeros(2, 5), target)], "fc.weight", index)
 
 
@@ -189,7 +210,17 @@ def test_what_cannot_be_looked_at_is_named(network, data):
 def test_the_table_marks_the_true_class_and_sums_its_rows(network, data):
     view = view_classifier(network, DataLoader(data, 8), "fc.weight", 2)
     table = tabulate_classes(view)
-    assert table.header == ["class", "EWC", "EWC %", "MAS", "MAS %", "EWC-DR", "EWC-DR %", "log-odds", "log-odds %"]
+    assert table.header == [
+        "class",
+        "EWC",
+        "EWC %",
+        "MAS",
+        "MAS %",
+        "EWC-DR",
+        "EWC-DR %",
+        "log-odds",
+        "log-odds %",
+    ]
     assert [row[0] for row in table.rows] == ["0", "1", "2 (true)", "3"]
     assert table.best == {(2, column) for column in range(9)}
     for number, score in enumerate(SCORES):
@@ -234,7 +265,9 @@ def test_every_parameter_of_our_vilt_has_a_modality():
         "pooler",
         "head vqa",
     ]
-    assert places["encoder.vilt.embeddings.text_embeddings.position_embeddings.weight"].part == "text"
+    assert (
+        places["encoder.vilt.embeddings.text_embeddings.position_embeddings.weight"].part == "text"
+    )
     assert places["encoder.vilt.embeddings.position_embeddings"].part == "image"
     assert {place.part for place in places.values()} == {"text", "image", "fusion", "head"}
 
@@ -250,7 +283,12 @@ def test_every_parameter_of_our_resnet_has_a_stage():
 
 def test_other_networks_are_placed_by_their_names():
     names = ["conv1.weight", "layer1.0.conv1.weight", "layer4.1.bn2.bias", "fc.weight"]
-    assert [place.layer for place in locate(names).values()] == ["stem", "stage 1, block 1", "stage 4, block 2", "head"]
+    assert [place.layer for place in locate(names).values()] == [
+        "stem",
+        "stage 1, block 1",
+        "stage 4, block 2",
+        "head",
+    ]
     names = ["model.h.10.w", "model.h.2.w", "model.wte.weight", "lm_head.weight"]
     layers = [place.layer for place in locate(names).values()]
     assert layers == ["model.h.2", "model.h.10", "model.wte", "head"]
@@ -266,15 +304,21 @@ def test_shares_by_layer_and_part_add_up():
         "heads.classes.layers.0.weight": torch.tensor([[2.0, 1e-6]]),
     }
     summary = summarise(Source("a", values, "by hand", cap=3.0))
-    assert [(layer.place.layer, layer.weights, layer.zero, layer.capped) for layer in summary.layers] == [
+    assert [
+        (layer.place.layer, layer.weights, layer.zero, layer.capped) for layer in summary.layers
+    ] == [
         ("stem", 2, 0, 1),
         ("stage 1, block 1", 3, 2, 1),
         ("head classes", 2, 0, 0),
     ]
-    assert [summary.share(layer) for layer in summary.layers] == pytest.approx([40, 40, 20], rel=1e-4)
+    assert [summary.share(layer) for layer in summary.layers] == pytest.approx(
+        [40, 40, 20], rel=1e-4
+    )
     assert summary.parts() == pytest.approx({"stem": 40, "stage 1": 40, "head": 20}, rel=1e-4)
     assert summary.share_of("zero") == pytest.approx(200 / 7)
-    assert summary.share_of("near_zero") == pytest.approx(300 / 7)  # at most a thousandth of the mean, 10/7
+    assert summary.share_of("near_zero") == pytest.approx(
+        300 / 7
+    )  # at most a thousandth of the mean, 10/7
     assert summary.share_of("capped") == pytest.approx(200 / 7)
     assert tabulate_layers([summary]).rows[0] == ["stem", "stem", "28.57", "40.00"]
     assert tabulate_sources([summary]).rows[0][1:4] == ["7", "1.43", "4"]
@@ -296,11 +340,15 @@ def test_overlap_by_hand():
     a = {"w": torch.arange(20.0), "b": torch.zeros(10)}
     b = {"w": torch.arange(20.0).flip(0), "b": torch.zeros(10)}
     c = {"w": torch.tensor([0.0] * 17 + [5.0, 1.0, 9.0]), "b": torch.zeros(10)}
-    found = compare([Source(name, values, "") for name, values in zip("abc", (a, b, c), strict=True)])
+    found = compare(
+        [Source(name, values, "") for name, values in zip("abc", (a, b, c), strict=True)]
+    )
     assert found.weights == 30
     assert np.diag(found.cosine) == pytest.approx(1.0)
     assert np.diag(found.top) == pytest.approx(1.0)
-    assert found.cosine[0, 1] == pytest.approx(sum(i * (19 - i) for i in range(20)) / sum(i * i for i in range(20)))
+    assert found.cosine[0, 1] == pytest.approx(
+        sum(i * (19 - i) for i in range(20)) / sum(i * i for i in range(20))
+    )
     assert found.top[0, 1] == 0
     assert found.top[0, 2] == 1  # the three largest are the same
     assert tabulate_overlap(found).rows[1] == ["a and c", f"{found.cosine[0, 2]:.3f}", "100.0"]
@@ -317,7 +365,9 @@ def test_weights_tied_at_a_cap_share_their_places():
 def test_a_head_that_grew_is_compared_in_the_rows_both_have():
     early, late = torch.rand(2, 3), torch.rand(5, 3)
     late[:2] = early
-    found = compare([Source("a", {"w": early}, ""), Source("b", {"w": late, "extra": torch.ones(4)}, "")])
+    found = compare(
+        [Source("a", {"w": early}, ""), Source("b", {"w": late, "extra": torch.ones(4)}, "")]
+    )
     assert found.weights == 6
     assert found.cosine[0, 1] == pytest.approx(1.0)
 
@@ -334,13 +384,19 @@ def test_different_networks_cannot_be_compared():
 def run(tmp_path_factory) -> Path:
     """A finished run, with its last checkpoint and the importance of the tasks that others followed."""
     folder = tmp_path_factory.mktemp("explorer") / "tiny"
-    learn(configure("shapes:3x2", "ewc", method__strength=1.0, method__estimator={"cap": 1e-3}), folder)
+    learn(
+        configure("shapes:3x2", "ewc", method__strength=1.0, method__estimator={"cap": 1e-3}),
+        folder,
+    )
     return folder
 
 
 def save_importance(path: Path, seed: int, **changes) -> Importance:
     generator = torch.Generator().manual_seed(seed)
-    values = {"conv1.weight": torch.rand(4, 3, generator=generator), "fc.weight": torch.rand(3, 4, generator=generator)}
+    values = {
+        "conv1.weight": torch.rand(4, 3, generator=generator),
+        "fc.weight": torch.rand(3, 4, generator=generator),
+    }
     made = Importance(values, Estimator(score="reversed", cap=0.5), 64)
     path.parent.mkdir(parents=True, exist_ok=True)
     made.save(path, **changes)
@@ -360,7 +416,9 @@ def test_files_of_importance_are_read_in_the_order_of_the_tasks(tmp_path):
 def test_a_manager_s_file_is_read_too(tmp_path):
     model = nn.Linear(3, 2)
     manager = ConsolidationManager(model.named_parameters(), strength=10.0)
-    values = {name: torch.full_like(parameter, 0.25) for name, parameter in model.named_parameters()}
+    values = {
+        name: torch.full_like(parameter, 0.25) for name, parameter in model.named_parameters()
+    }
     manager.consolidate(Importance(values, Estimator(cap=0.25), 8))
     manager.save(tmp_path / "held.safetensors")
     (source,) = read_sources([tmp_path / "held.safetensors"])
@@ -374,14 +432,18 @@ def test_a_run_keeps_the_importance_of_every_task_that_another_follows(run):
     assert [first.label, second.label] == ["shapes[0-1]", "shapes[2-3]"]
     state = read_method(read_checkpoint(list_checkpoints(run / "checkpoints")[0]))
     for name, held in state["importance"].items():
-        grown = torch.zeros_like(second.values[name])  # the head had fewer rows after the first task
+        grown = torch.zeros_like(
+            second.values[name]
+        )  # the head had fewer rows after the first task
         grown[: len(first.values[name])] = first.values[name]
         assert_close(grown + second.values[name], held)
 
 
 def test_a_run_s_checkpoint_tells_what_its_method_holds(run, tmp_path):
     (tmp_path / "tiny").mkdir()
-    (tmp_path / "tiny" / "checkpoints").symlink_to(run / "checkpoints")  # and no files of importance
+    (tmp_path / "tiny" / "checkpoints").symlink_to(
+        run / "checkpoints"
+    )  # and no files of importance
     (source,) = read_sources([tmp_path / "tiny"])
     assert source.label == "tiny (held)"
     summary = summarise(source)
@@ -413,16 +475,27 @@ def test_two_files_of_one_name_are_refused(tmp_path):
 def test_tasks_of_several_runs_are_told_apart_by_the_runs(tmp_path):
     for run in ("ewc", "ewc_dr"):
         for number, task in enumerate(("vqa", "nlvr2"), start=1):
-            save_importance(tmp_path / run / "importance" / f"{number:02d}-{task}.safetensors", number)
+            save_importance(
+                tmp_path / run / "importance" / f"{number:02d}-{task}.safetensors", number
+            )
     found = read_sources([tmp_path / "ewc", tmp_path / "ewc_dr"])
-    assert [source.label for source in found] == ["ewc vqa", "ewc nlvr2", "ewc_dr vqa", "ewc_dr nlvr2"]
+    assert [source.label for source in found] == [
+        "ewc vqa",
+        "ewc nlvr2",
+        "ewc_dr vqa",
+        "ewc_dr nlvr2",
+    ]
     assert [source.label for source in read_sources([tmp_path / "ewc"])] == ["vqa", "nlvr2"]
 
 
 def test_weights_are_counted_with_a_head_as_large_as_it_became():
     body = torch.ones(6)
-    small = summarise(Source("a", {"encoder.stem.0.weight": body, "heads.classes.layers.0.weight": body[:2]}, ""))
-    grown = summarise(Source("b", {"encoder.stem.0.weight": body, "heads.classes.layers.0.weight": body[:4]}, ""))
+    small = summarise(
+        Source("a", {"encoder.stem.0.weight": body, "heads.classes.layers.0.weight": body[:2]}, "")
+    )
+    grown = summarise(
+        Source("b", {"encoder.stem.0.weight": body, "heads.classes.layers.0.weight": body[:4]}, "")
+    )
     alone = summarise(Source("c", {"encoder.stem.0.weight": body}, ""))
     assert list(weigh_layers([small, grown, alone]).values()) == [60.0, 40.0]
     assert tabulate_parts([small, grown, alone]).rows == [
@@ -437,7 +510,11 @@ def test_weights_are_counted_with_a_head_as_large_as_it_became():
 @pytest.fixture(scope="module")
 def summaries():
     generator = torch.Generator().manual_seed(5)
-    names = ["encoder.stem.0.weight", "encoder.blocks.0.conv1.weight", "heads.classes.layers.0.weight"]
+    names = [
+        "encoder.stem.0.weight",
+        "encoder.blocks.0.conv1.weight",
+        "heads.classes.layers.0.weight",
+    ]
     sources = [
         Source(label, {name: torch.rand(50, generator=generator) ** 6 for name in names}, "", cap)
         for label, cap in (("vqa", None), ("a source with a rather long name", 0.5))
@@ -451,7 +528,9 @@ def test_layers_are_drawn_with_their_shares(summaries):
     drawn = axes.images[0].get_array()
     assert drawn.shape == (3, 3)
     for column, summary in enumerate(summaries[1], start=1):
-        assert list(drawn[:, column]) == pytest.approx([summary.share(layer) for layer in summary.layers])
+        assert list(drawn[:, column]) == pytest.approx(
+            [summary.share(layer) for layer in summary.layers]
+        )
     assert len(axes.texts) == 9
 
 
@@ -488,13 +567,20 @@ def test_a_classifier_is_drawn_on_one_scale_with_the_true_class_marked(network, 
     with house_style():
         drawing = draw_classes(view)
     maps = [axes for axes in drawing.figure.axes if axes.images]
-    assert [axes.get_title(loc="left").split(":")[0] for axes in maps] == ["EWC", "MAS", "EWC-DR", "log-odds"]
+    assert [axes.get_title(loc="left").split(":")[0] for axes in maps] == [
+        "EWC",
+        "MAS",
+        "EWC-DR",
+        "log-odds",
+    ]
     assert len({(axes.images[0].norm.vmin, axes.images[0].norm.vmax) for axes in maps}) == 1
     for axes, score in zip(maps, SCORES, strict=True):
         assert_close(torch.as_tensor(np.asarray(axes.images[0].get_array())), view.values[score])
         assert axes.get_yticklabels()[2].get_text() == "▶ 2"
     shares = [axes for axes in drawing.figure.axes if axes.get_title(loc="left") == "% of sum"]
-    assert [bar.get_width() for bar in shares[1].patches] == pytest.approx(view.shares("output_norm").tolist())
+    assert [bar.get_width() for bar in shares[1].patches] == pytest.approx(
+        view.shares("output_norm").tolist()
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # a glyph that the font lacks is a warning
         drawing.figure.savefig(io.BytesIO(), format="png")
@@ -510,7 +596,12 @@ def test_explore_prints_tables_and_writes_figures(run, tmp_path, capsys):
     assert "Importance by layer" in printed
     assert "stage 4, block 2" in printed
     names = {path.name for path in output.iterdir()}
-    assert {"importance.md", "importance-layers.csv", "importance-parts.svg", "importance-histogram.pdf"} <= names
+    assert {
+        "importance.md",
+        "importance-layers.csv",
+        "importance-parts.svg",
+        "importance-histogram.pdf",
+    } <= names
     assert "Overlap" in printed
     assert "importance-overlap.png" in names
 
@@ -543,10 +634,22 @@ def test_explore_looks_at_the_classifier_of_a_run(run, tmp_path, capsys):
     ("options", "message"),
     [
         (["--task", "shapes[2-3]"], "--task and --class go together"),
-        (["--task", "shapes[2-3]", "--class", "0", "--samples", "0"], "--samples must be at least 1"),
-        (["--task", "shapes[2-4]", "--class", "0"], "unknown task 'shapes[2-4]'; did you mean 'shapes[2-3]'?"),
-        (["--task", "shapes[2-3]", "--class", "5"], "shapes[2-3]: the data have no sample of class 5 (classes: 2, 3)"),
-        (["--task", "shapes[2-3]", "--class", "50"], "there is no class 50: the classifier has 6, from 0 to 5"),
+        (
+            ["--task", "shapes[2-3]", "--class", "0", "--samples", "0"],
+            "--samples must be at least 1",
+        ),
+        (
+            ["--task", "shapes[2-4]", "--class", "0"],
+            "unknown task 'shapes[2-4]'; did you mean 'shapes[2-3]'?",
+        ),
+        (
+            ["--task", "shapes[2-3]", "--class", "5"],
+            "shapes[2-3]: the data have no sample of class 5 (classes: 2, 3)",
+        ),
+        (
+            ["--task", "shapes[2-3]", "--class", "50"],
+            "there is no class 50: the classifier has 6, from 0 to 5",
+        ),
         (["--class", "0"], "--task and --class go together"),
         (["--output", "/proc/x"], "/proc/x cannot be written to"),
     ],
@@ -557,7 +660,9 @@ def test_what_explore_cannot_do_it_says(run, options, message, capsys):
 
 
 def test_a_run_without_a_checkpoint_is_said_to_have_none(run, tmp_path, capsys):
-    (tmp_path / "config.yaml").write_text((run / "config.yaml").read_text(encoding="utf-8"), encoding="utf-8")
+    (tmp_path / "config.yaml").write_text(
+        (run / "config.yaml").read_text(encoding="utf-8"), encoding="utf-8"
+    )
     with pytest.raises(CheckpointError, match="has no checkpoints/, so that its network is gone"):
         read_newest(tmp_path)
     assert main(["explore", str(tmp_path), "--task", "shapes[0-1]", "--class", "0"]) == 2
@@ -566,6 +671,9 @@ def test_a_run_without_a_checkpoint_is_said_to_have_none(run, tmp_path, capsys):
 
 def test_a_run_that_holds_nothing_is_said_to(tmp_path, capsys):
     learn(configure("shapes:3x2", "finetune", tasks__shapes__recipe__epochs=0), tmp_path / "plain")
-    assert json.loads((tmp_path / "plain" / "scores.json").read_text(encoding="utf-8"))["method"] == "finetune"
+    assert (
+        json.loads((tmp_path / "plain" / "scores.json").read_text(encoding="utf-8"))["method"]
+        == "finetune"
+    )
     assert main(["explore", str(tmp_path / "plain")]) == 2
     assert "a run of a method that holds no importance" in capsys.readouterr().err

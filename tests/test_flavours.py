@@ -31,7 +31,9 @@ def method_of(*argv: str):
 
 def spelled_out(method: str, *changes: str):
     """The method of a configuration that knows no flavour."""
-    settings = [f"method.estimator.{setting}" for setting in SPELLED] + [f"method.{change}" for change in changes]
+    settings = [f"method.estimator.{setting}" for setting in SPELLED] + [
+        f"method.{change}" for change in changes
+    ]
     data = override({"order": "shapes:5x4", "method": {"name": method}}, settings)
     return resolve(parse(RunConfig, data)).method
 
@@ -46,7 +48,9 @@ def spelled_out(method: str, *changes: str):
         ("online_ewc", ["strength=10000"]),
     ],
 )
-@pytest.mark.parametrize("argv", [MINI, ["--order", "cifar100:50+10x5"], [*MINI, "--flavour", "release"]])
+@pytest.mark.parametrize(
+    "argv", [MINI, ["--order", "cifar100:50+10x5"], [*MINI, "--flavour", "release"]]
+)
 def test_without_options_a_method_is_the_releases(method, changes, argv):
     found = method_of(*argv, "--method", method)
     assert found == spelled_out(method, *changes)
@@ -54,7 +58,10 @@ def test_without_options_a_method_is_the_releases(method, changes, argv):
 
 
 def test_options_that_say_the_same_change_nothing():
-    settings = [f"method.estimator.{setting}" for setting in SPELLED] + ["method.merge=share", "method.strength=10000"]
+    settings = [f"method.estimator.{setting}" for setting in SPELLED] + [
+        "method.merge=share",
+        "method.strength=10000",
+    ]
     argv = [word for setting in settings for word in ("--set", setting)]
     assert method_of(*MINI, "--method", "ewc_dr", *argv) == method_of(*MINI, "--method", "ewc_dr")
 
@@ -71,9 +78,15 @@ def test_the_exact_flavour_measures_every_example_and_steps_implicitly(method):
 
 @pytest.mark.parametrize("flavour", FLAVOURS)
 def test_a_flavour_gives_every_method_with_a_strength_its_own(flavour):
-    strong = {name for name in method_names() if "strength" in {field.name for field in fields(find_method(name))}}
+    strong = {
+        name
+        for name in method_names()
+        if "strength" in {field.name for field in fields(find_method(name))}
+    }
     assert strong >= {"lwf", "si", "l2_anchor"}
-    assert {name for name in method_names() if issubclass(find_method(name), Consolidating)} < strong
+    assert {
+        name for name in method_names() if issubclass(find_method(name), Consolidating)
+    } < strong
     settings = read_flavour(flavour)
     assert settings.keys() == {"methods", "training"}
     assert settings["methods"].keys() == strong
@@ -85,7 +98,9 @@ def test_the_release_refreshes_batchnorm_for_every_method_and_the_exact_flavour_
     argv = ["--order", "shapes:5x4", "--method", method]
     assert config_of(*argv).training.refresh_batchnorm
     assert not config_of(*argv, "--flavour", "exact").training.refresh_batchnorm
-    assert not config_of(*argv, "--set", "training.refresh_batchnorm=false").training.refresh_batchnorm
+    assert not config_of(
+        *argv, "--set", "training.refresh_batchnorm=false"
+    ).training.refresh_batchnorm
 
 
 def test_class_incremental_orders_have_the_release_unless_told():
@@ -95,7 +110,9 @@ def test_class_incremental_orders_have_the_release_unless_told():
     assert config_of().flavour is None
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "configs" / "efcil").glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "configs" / "efcil").glob("*.yaml")), ids=lambda path: path.stem
+)
 def test_every_setting_of_the_tables_names_its_flavour(path):
     assert read_yaml(path)["flavour"] == "release"
 
@@ -105,7 +122,15 @@ def test_every_setting_of_the_tables_names_its_flavour(path):
 
 def test_one_value_that_is_given_leaves_the_rest_of_the_flavour():
     release = method_of(*MINI, "--method", "ewc_dr")
-    changed = method_of(*MINI, "--method", "ewc_dr", "--set", "method.estimator.cap=1e-3", "--set", "method.strength=5")
+    changed = method_of(
+        *MINI,
+        "--method",
+        "ewc_dr",
+        "--set",
+        "method.estimator.cap=1e-3",
+        "--set",
+        "method.strength=5",
+    )
     assert (changed.strength, changed.estimator.cap) == (5, 1e-3)
     assert (changed.merge, changed.estimator.unit) == (release.merge, release.estimator.unit)
     assert method_of(*MINI, "--method", "ewc", "--set", "methods.ewc.strength=7").strength == 7
@@ -113,7 +138,9 @@ def test_one_value_that_is_given_leaves_the_rest_of_the_flavour():
 
 def test_a_file_stands_over_a_flavour(tmp_path):
     mine = tmp_path / "mine.yaml"
-    mine.write_text("order: [shapes:5x4]\nflavour: exact\nmethods: {ewc: {strength: 3}}\nmethod: ewc\n")
+    mine.write_text(
+        "order: [shapes:5x4]\nflavour: exact\nmethods: {ewc: {strength: 3}}\nmethod: ewc\n"
+    )
     found = method_of("--config", str(mine))
     assert (found.strength, found.penalty) == (3, "proximal")
 
@@ -154,16 +181,24 @@ def test_a_resolved_configuration_can_be_run_in_the_other_flavour(tmp_path, befo
 @pytest.mark.parametrize("flavour", FLAVOURS)
 @pytest.mark.parametrize("argv", [["--order", "vqa,nlvr2"], ["--order", "vqa", "--data-root", "."]])
 def test_vision_language_tasks_have_no_flavour(flavour, argv):
-    with pytest.raises(ConfigError, match=f"flavour '{flavour}' is for class-incremental orders such as shapes:5x4"):
+    with pytest.raises(
+        ConfigError, match=f"flavour '{flavour}' is for class-incremental orders such as shapes:5x4"
+    ):
         config_of(*argv, "--flavour", flavour)
 
 
 def test_an_unknown_flavour_is_answered_with_those_that_exist(capsys):
-    with pytest.raises(ConfigError, match=r"'flavour' is 'exat' .*did you mean 'exact'\? \(choices: release, exact\)"):
+    with pytest.raises(
+        ConfigError,
+        match=r"'flavour' is 'exat' .*did you mean 'exact'\? \(choices: release, exact\)",
+    ):
         config_of("--order", "shapes:5x4", "--set", "flavour=exat")
     with pytest.raises(SystemExit):
         main(["run", "--order", "shapes:5x4", "--flavour", "exat"])
-    assert "unknown choice 'exat'; did you mean 'exact'? (choices: release, exact)" in capsys.readouterr().err
+    assert (
+        "unknown choice 'exat'; did you mean 'exact'? (choices: release, exact)"
+        in capsys.readouterr().err
+    )
 
 
 # --- the drawings' own network
@@ -171,15 +206,25 @@ def test_an_unknown_flavour_is_answered_with_those_that_exist(capsys):
 
 def test_drawings_have_a_small_network_unless_told():
     assert resolve(config_of("--order", "shapes:5x4")).config.model.width == 16
-    assert resolve(config_of("--order", "shapes:5x4", "--set", "model.width=8")).config.model.width == 8
+    assert (
+        resolve(config_of("--order", "shapes:5x4", "--set", "model.width=8")).config.model.width
+        == 8
+    )
     assert resolve(config_of("--order", "cifar100:10x10")).config.model.width == 64
     assert resolve(config_of(*MINI)).config.model.width == 16
 
 
 def test_a_run_says_its_flavour(capsys, tmp_path):
     argv = ["run", "--order", "shapes:2x1", "--method", "ewc_dr", "--quiet", "--dry-run"]
-    for change in ("tasks.shapes.classes=2", "tasks.shapes.first_epochs=1", "tasks.shapes.later_epochs=1"):
+    for change in (
+        "tasks.shapes.classes=2",
+        "tasks.shapes.first_epochs=1",
+        "tasks.shapes.later_epochs=1",
+    ):
         argv += ["--set", change]
     assert main([*argv, "--set", "model.width=4"]) == 0
     printed = capsys.readouterr().out
-    assert "flavour release: ewc_dr, mean over batches of squared batch-mean gradients: score reversed" in printed
+    assert (
+        "flavour release: ewc_dr, mean over batches of squared batch-mean gradients: score reversed"
+        in printed
+    )

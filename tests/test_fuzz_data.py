@@ -188,9 +188,16 @@ def read_documents(name: str, root: Path) -> list[Any]:
 
 def write_documents(name: str, root: Path, documents: list[Any]) -> None:
     if name == "vqa":
-        pairs = [each if isinstance(each, list) and len(each) == 2 else [each, each] for each in documents]
-        (root / QUESTIONS).write_text(json.dumps({"questions": [question for question, _ in pairs]}))
-        (root / FILES[name]).write_text(json.dumps({"annotations": [annotation for _, annotation in pairs]}))
+        pairs = [
+            each if isinstance(each, list) and len(each) == 2 else [each, each]
+            for each in documents
+        ]
+        (root / QUESTIONS).write_text(
+            json.dumps({"questions": [question for question, _ in pairs]})
+        )
+        (root / FILES[name]).write_text(
+            json.dumps({"annotations": [annotation for _, annotation in pairs]})
+        )
     else:
         (root / FILES[name]).write_text("".join(json.dumps(each) + "\n" for each in documents))
 
@@ -198,7 +205,9 @@ def write_documents(name: str, root: Path, documents: list[Any]) -> None:
 def renumber(name: str, root: Path, document: Any, number: int) -> Any:
     """A copy with an id of its own, so that it is not refused for that."""
     document = copy.deepcopy(document)
-    fresh = {"vqa": 10**6 + number, "nlvr2": f"train-{number + 100}-0-0"}.get(name, f"fresh-{number}")
+    fresh = {"vqa": 10**6 + number, "nlvr2": f"train-{number + 100}-0-0"}.get(
+        name, f"fresh-{number}"
+    )
     for record in document if name == "vqa" else [document]:
         record[IDS[name]] = fresh
     if name == "nlvr2":
@@ -238,7 +247,9 @@ def test_a_mutated_record_is_read_or_left_out_and_its_neighbours_stay_right(root
         rows = {row["id"]: row for row in task.table("train")}
         assert {key: rows[key] for key in expected} == expected, what
         bad, about = task.skipped("train"), task.describe_data()["train"]
-        assert len(rows) + len(task.skipped_records("train")) + about["dropped"] == about["records"], what
+        assert (
+            len(rows) + len(task.skipped_records("train")) + about["dropped"] == about["records"]
+        ), what
         assert len(task.examples("train")) + len(bad) + about["dropped"] == about["records"], what
         for reason, message in bad.first.items():
             assert (reason + message).isprintable(), what
@@ -260,7 +271,11 @@ def test_a_mutated_file_is_read_or_refused(root, name):
         else:
             path.write_bytes(mutate_bytes(whole, rng))
         task = make(name, root, ("fail", "skip")[seed % 2])
-        work = (lambda task=task: use(task)) if seed % 4 == 0 else (lambda task=task: task.table("train"))
+        work = (
+            (lambda task=task: use(task))
+            if seed % 4 == 0
+            else (lambda task=task: task.table("train"))
+        )
         went_well += try_it(work, f"{name}, file, seed {seed}") is not None
     assert 0 < went_well < WHOLE_FILES  # some mutations do no harm, others do
 
@@ -314,7 +329,11 @@ IMAGES = 25  # of every format and mode
 def test_mutated_images_are_read_or_refused(form, tmp_path):
     pixels = Image.fromarray(np.random.default_rng(0).integers(0, 256, (19, 23, 3), dtype=np.uint8))
     for mode in MODES[form]:
-        image = pixels.convert("L").convert(mode) if mode in ("I;16", "I", "F") else pixels.convert(mode)
+        image = (
+            pixels.convert("L").convert(mode)
+            if mode in ("I;16", "I", "F")
+            else pixels.convert(mode)
+        )
         whole = encode(image, form)
         for seed in range(IMAGES):
             data = mutate_bytes(whole, random.Random(f"{form} {mode} {seed}"))
@@ -337,9 +356,13 @@ def test_images_of_any_size_and_depth_are_read_or_refused(tmp_path):
     resize = PROCESSOR.resizing
     for seed in range(100):
         rng = random.Random(f"size {seed}")
-        sides = [rng.choice((0, 1, 2, 3, 9, 200, 201, 700, 3000, 60_000, 2**31 - 1)) for _ in range(2)]
+        sides = [
+            rng.choice((0, 1, 2, 3, 9, 200, 201, 700, 3000, 60_000, 2**31 - 1)) for _ in range(2)
+        ]
         depth, color = rng.choice((1, 2, 4, 8, 16)), rng.choice((0, 2, 3, 4, 6))
-        path.write_bytes(make_png(*sides, depth, color, data=bytes(rng.choice((0, 99, 9000, 600_000)))))
+        path.write_bytes(
+            make_png(*sides, depth, color, data=bytes(rng.choice((0, 99, 9000, 600_000))))
+        )
         what = f"seed {seed}: {sides}, depth {depth}, color {color}"
         training = rng.random() < 0.5
         found = try_it(lambda training=training: images.fetch(torch.tensor([0]), training), what)
@@ -413,7 +436,9 @@ def test_an_archive_with_mutated_headers_is_read_or_refused(tmp_path):
         for _ in range(rng.randint(1, 4)):
             header = 512 * rng.choice((0, 0, len(whole) // 1024))
             at = header + rng.randrange(512)
-            data[at : at + 8] = rng.choice((b"\xff" * 8, b"7" * 8, b"\x80" + b"\xff" * 7, rng.randbytes(8), bytes(8)))
+            data[at : at + 8] = rng.choice(
+                (b"\xff" * 8, b"7" * 8, b"\x80" + b"\xff" * 7, rng.randbytes(8), bytes(8))
+            )
             if rng.random() < 0.7:  # a checksum that is right
                 block = data[header : header + 512]
                 block[148:156] = b" " * 8
@@ -426,10 +451,18 @@ def test_an_archive_with_mutated_headers_is_read_or_refused(tmp_path):
 CONSTANTS = [b"N", b"\x88", b"\x89", b"]", b"}", b")", b"(l", b"(d", b"h\x00"]
 NUMBERS = [b"K\x00", b"K\x01", b"K\x03", b"K\x07", b"G?\xf0" + bytes(6), b"\x8a\x09" + b"\xff" * 9]
 NUMBERS += [old_integer(value) for value in (-1, 2**31 - 1, -(2**31))]
-STRINGS = [old_string(text) for text in (b"", b"b", b"|", b"<", b"u1", b"O8", b"i8", b"<u4")] + [b"X\x01\0\0\0b"]
+STRINGS = [old_string(text) for text in (b"", b"b", b"|", b"<", b"u1", b"O8", b"i8", b"<u4")] + [
+    b"X\x01\0\0\0b"
+]
 NAMES = [b"numpy\nndarray", b"numpy\ndtype", b"numpy.core.multiarray\n_reconstruct"]
 NAMES += [b"numpy.core.multiarray\nscalar", b"builtins\neval"]
-FIELDS = [b"U\x01a\x85", b"X\x01\0\0\0a\x85", b"}X\x01\0\0\0aK\x01K\x02\x86s", b"}U\x01aK\x01s", b"K\x04K\x02\x86"]
+FIELDS = [
+    b"U\x01a\x85",
+    b"X\x01\0\0\0a\x85",
+    b"}X\x01\0\0\0aK\x01K\x02\x86s",
+    b"}U\x01aK\x01s",
+    b"K\x04K\x02\x86",
+]
 ATOMS = [*CONSTANTS, *NUMBERS, *STRINGS, *FIELDS, *(b"c" + name + b"\n" for name in NAMES)]
 SHAPES = [
     old_integer(4) + old_integer(3072) + b"\x86",
@@ -447,14 +480,31 @@ def make_odd_pickle(rng: random.Random) -> bytes:
         return rng.choice(ATOMS) if rng.random() < share else usual
 
     kind = b"cnumpy\ndtype\n" + choose(b"U\x02u1") + choose(b"K\x00") + choose(b"K\x01") + b"\x87R"
-    state = [b"K\x03", b"U\x01|", b"N", b"N", b"N", b"J\xff\xff\xff\xff", b"J\xff\xff\xff\xff", b"K\x00"]
+    state = [
+        b"K\x03",
+        b"U\x01|",
+        b"N",
+        b"N",
+        b"N",
+        b"J\xff\xff\xff\xff",
+        b"J\xff\xff\xff\xff",
+        b"K\x00",
+    ]
     state = [choose(item) for item in state][: rng.choice((8, 8, 8, 7, 5, 0))]
     kind += b"(" + b"".join(state) + b"t" + b"b" * rng.choice((1, 1, 1, 0, 2))
-    array = choose(b"cnumpy.core.multiarray\n_reconstruct\n", 0.05) + choose(b"cnumpy\nndarray\n", 0.05)
+    array = choose(b"cnumpy.core.multiarray\n_reconstruct\n", 0.05) + choose(
+        b"cnumpy\nndarray\n", 0.05
+    )
     array += choose(b"K\x00\x85") + choose(b"U\x01b") + b"\x87R"
     shape = rng.choice(SHAPES) if rng.random() < 0.3 else SHAPES[0]
     data = old_string(PIXELS.tobytes()[: rng.choice((12288, 12288, 12288, 100, 12287))])
-    parts = [choose(b"K\x01"), choose(shape, 0.1), choose(kind, 0.1), choose(b"\x89"), choose(data, 0.1)]
+    parts = [
+        choose(b"K\x01"),
+        choose(shape, 0.1),
+        choose(kind, 0.1),
+        choose(b"\x89"),
+        choose(data, 0.1),
+    ]
     array += b"(" + b"".join(parts[: rng.choice((5, 5, 5, 4, 2))]) + b"tb"
     labels = b"](" + b"".join(choose(old_integer(label), 0.05) for label in LABELS) + b"e"
     content = old_string(b"fine_labels") + choose(labels, 0.05) + old_string(b"data") + array
@@ -471,8 +521,12 @@ def test_pickles_that_say_anything_of_their_array_are_read_or_refused(tmp_path):
         path.write_bytes(data)
         if check_cifar(tmp_path, f"pickle, seed {seed}", seed=0):
             went_well += 1
-            expected = torch.from_numpy(pickle.loads(data, encoding="bytes")[b"data"].copy()).view(-1, 3, 32, 32)
-            assert torch.equal(read_cifar100(tmp_path, "train", KEPT).pixels, expected), f"pickle, seed {seed}"
+            expected = torch.from_numpy(pickle.loads(data, encoding="bytes")[b"data"].copy()).view(
+                -1, 3, 32, 32
+            )
+            assert torch.equal(read_cifar100(tmp_path, "train", KEPT).pixels, expected), (
+                f"pickle, seed {seed}"
+            )
     assert 0 < went_well < 300
 
 
@@ -483,7 +537,9 @@ def test_pickles_of_later_protocols_are_read_or_refused(tmp_path):
         rng = random.Random(f"protocol {seed}")
         content = {b"fine_labels": LABELS, b"data": PIXELS, b"more": [1, "a", b"b"]}
         whole = pickle.dumps(content, protocol=seed % 6)
-        path.write_bytes(mutate_bytes(whole[:400], rng) + whole[400:] if seed % 2 else mutate_bytes(whole, rng))
+        path.write_bytes(
+            mutate_bytes(whole[:400], rng) + whole[400:] if seed % 2 else mutate_bytes(whole, rng)
+        )
         check_cifar(tmp_path, f"protocol {seed % 6}, seed {seed}", seed)
 
 
@@ -497,12 +553,17 @@ def test_mutated_lists_of_test_images_are_read_or_refused(tmp_path):
     for number in range(3):
         write_image(tmp_path / "val" / "images" / f"val_{number}.JPEG", size=(64, 64))
     path = tmp_path / "val" / "val_annotations.txt"
-    whole = "".join(f"val_{number}.JPEG\t{names[number]}\t0\t0\t9\t9\n" for number in range(3)).encode()
+    whole = "".join(
+        f"val_{number}.JPEG\t{names[number]}\t0\t0\t9\t9\n" for number in range(3)
+    ).encode()
     for seed in range(100):
         path.write_bytes(mutate_bytes(whole, random.Random(f"list {seed}")))
         bad = BadRecords()
         on_bad = {"on_bad": bad.add} if seed % 2 else {}
-        found = try_it(lambda on_bad=on_bad: read_tiny_imagenet(tmp_path, "eval", range(200), **on_bad), f"list {seed}")
+        found = try_it(
+            lambda on_bad=on_bad: read_tiny_imagenet(tmp_path, "eval", range(200), **on_bad),
+            f"list {seed}",
+        )
         assert found is None or set(found.labels.tolist()) <= set(range(200))
 
 
@@ -510,7 +571,9 @@ def damage_folder(folder: Path, rng: random.Random) -> None:
     """Something in a folder of images that should not be there, or not like that."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     path = rng.choice(files)
-    odd = path.with_name(rng.choice(("b.png", "b.JPEG", "\x1b[2J.png", "x" * 200 + ".png", "é.jpg", ".png", " .png")))
+    odd = path.with_name(
+        rng.choice(("b.png", "b.JPEG", "\x1b[2J.png", "x" * 200 + ".png", "é.jpg", ".png", " .png"))
+    )
     actions = [
         lambda: path.unlink(),
         lambda: path.write_bytes(b""),

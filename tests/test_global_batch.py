@@ -45,7 +45,10 @@ def test_rows_that_are_not_known_or_not_shared_are_drawn_as_they_come():
 
 
 def test_draws_for_other_rows_than_those_held_are_an_error():
-    with holding(share_rows(7, 1, 2)), pytest.raises(RuntimeError, match=r"4 examples are drawn for .* holds 3"):
+    with (
+        holding(share_rows(7, 1, 2)),
+        pytest.raises(RuntimeError, match=r"4 examples are drawn for .* holds 3"),
+    ):
         draw_rows(torch.rand, 4)
 
 
@@ -90,10 +93,14 @@ def test_parts_are_fetched_and_collated_while_their_rows_are_held():
 
     batches = [range(4), range(4, 6)]
     torch.manual_seed(2)
-    alone = list(load_parts(Singly(), [(batch, share_rows(len(batch), 0, 1)) for batch in batches], collate))
+    alone = list(
+        load_parts(Singly(), [(batch, share_rows(len(batch), 0, 1)) for batch in batches], collate)
+    )
     for rank in range(2):
         shares = [(batch, share_rows(len(batch), rank, 2)) for batch in batches]
         parts = [([batch[place] for place in rows.places], rows) for batch, rows in shares]
         torch.manual_seed(2)
-        for whole, found, (_, rows) in zip(alone, load_parts(Singly(), parts, collate), parts, strict=True):
+        for whole, found, (_, rows) in zip(
+            alone, load_parts(Singly(), parts, collate), parts, strict=True
+        ):
             assert torch.equal(found, whole[list(rows.places)])

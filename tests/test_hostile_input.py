@@ -67,7 +67,12 @@ def test_a_quick_look_finds_a_cut_image_as_a_full_one_does(tmp_path, keep):
 
 
 def entailment(number: int, **changes: Any) -> dict[str, Any]:
-    plain = {"Flickr30K_ID": str(number), "pairID": f"p{number}", "sentence2": "one dog", "gold_label": "neutral"}
+    plain = {
+        "Flickr30K_ID": str(number),
+        "pairID": f"p{number}",
+        "sentence2": "one dog",
+        "gold_label": "neutral",
+    }
     return {**plain, **changes}
 
 
@@ -167,20 +172,33 @@ def test_the_policy_comes_from_the_configuration_and_the_counts_go_into_the_pass
 
 
 def test_a_split_without_a_good_record_is_refused_under_either_policy(mixed):
-    write_lines(mixed / "snli-ve" / "snli_ve_dev.jsonl", [entailment(1, gold_label=None), entailment(2, gold_label=3)])
-    with pytest.raises(DataError, match=r"dev\.jsonl holds no examples; 2 of 2 records are left out: 2 'gold_label'"):
+    write_lines(
+        mixed / "snli-ve" / "snli_ve_dev.jsonl",
+        [entailment(1, gold_label=None), entailment(2, gold_label=3)],
+    )
+    with pytest.raises(
+        DataError,
+        match=r"dev\.jsonl holds no examples; 2 of 2 records are left out: 2 'gold_label'",
+    ):
         find_task("snli-ve")(root=mixed, on_bad_record="skip").check()
     write_lines(mixed / "snli-ve" / "snli_ve_dev.jsonl", [entailment(10)])
-    with pytest.raises(DataError, match="has an image that can be opened: 1 of 1 records are left out: 1 image unread"):
+    with pytest.raises(
+        DataError,
+        match="has an image that can be opened: 1 of 1 records are left out: 1 image unread",
+    ):
         find_task("snli-ve")(root=mixed, on_bad_record="skip").check()
 
 
 @pytest.mark.parametrize("policy", ["fail", "skip"])
 def test_a_file_that_ends_within_a_record_is_refused_under_either_policy(mixed, policy):
     """Else a file of which a half was fetched would count as one with a single wrong record."""
-    path = write_lines(mixed / "snli-ve" / "snli_ve_dev.jsonl", [entailment(number) for number in range(3)])
+    path = write_lines(
+        mixed / "snli-ve" / "snli_ve_dev.jsonl", [entailment(number) for number in range(3)]
+    )
     path.write_text(path.read_text()[:-30])
-    with pytest.raises(DataError, match=r"dev\.jsonl, record 3: not valid JSON .* it is cut short, fetch it again"):
+    with pytest.raises(
+        DataError, match=r"dev\.jsonl, record 3: not valid JSON .* it is cut short, fetch it again"
+    ):
         find_task("snli-ve")(root=mixed, on_bad_record=policy).table("eval")
 
 
@@ -196,7 +214,9 @@ def test_wrong_rows_of_a_class_incremental_set_are_left_out_and_counted(tmp_path
     table = pyarrow.table({"img": cells, "fine_label": [3, 3, 8, 8, 100, -1]})
     for part in ("train", "test"):
         pyarrow.parquet.write_table(table, tmp_path / f"{part}.parquet")
-    with pytest.raises(DataError, match=r"train\.parquet, row 4: fine label 100 is not one of 0\.\.99"):
+    with pytest.raises(
+        DataError, match=r"train\.parquet, row 4: fine label 100 is not one of 0\.\.99"
+    ):
         read_cifar100(tmp_path, "train", [3, 8])
     bad = BadRecords()
     assert read_cifar100(tmp_path, "train", [3, 8], bad.add).labels.tolist() == [3, 8, 8]
@@ -212,7 +232,9 @@ def make_cell() -> bytes:
     return file.getvalue()
 
 
-def test_files_of_a_class_incremental_set_are_opened_beforehand_where_bad_ones_are_left_out(tmp_path):
+def test_files_of_a_class_incremental_set_are_opened_beforehand_where_bad_ones_are_left_out(
+    tmp_path,
+):
     for part in ("train", "val"):
         for number in range(100):
             write_image(tmp_path / part / f"n{number:08}" / "a.png", size=(9, 9))
@@ -221,9 +243,13 @@ def test_files_of_a_class_incremental_set_are_opened_beforehand_where_bad_ones_a
     task.check()
     assert len(task.examples("train")) == 100
     (line,) = task.notices(None)
-    assert line.startswith("imagenet_subset, train: 1 of 101 records are left out: 1 image unreadable (first: ")
+    assert line.startswith(
+        "imagenet_subset, train: 1 of 101 records are left out: 1 image unreadable (first: "
+    )
     assert task.describe_data()["train"]["skipped"]["records"] == 1
-    assert len(read_imagenet_subset(tmp_path, "train", range(100), None).paths) == 101  # found when it is opened
+    assert (
+        len(read_imagenet_subset(tmp_path, "train", range(100), None).paths) == 101
+    )  # found when it is opened
 
 
 def test_a_file_that_is_named_twice_is_a_wrong_record(tmp_path):
@@ -239,7 +265,9 @@ def test_a_file_that_is_named_twice_is_a_wrong_record(tmp_path):
     assert bad.counts == {"duplicate file": 1}
 
 
-@pytest.mark.parametrize("error", [DataError("a.jpg is broken"), BadRecord("a.jpg is broken", "image unreadable")])
+@pytest.mark.parametrize(
+    "error", [DataError("a.jpg is broken"), BadRecord("a.jpg is broken", "image unreadable")]
+)
 def test_an_error_out_of_a_loader_worker_is_said_without_its_traceback(error, capsys, monkeypatch):
     """As torch hands it over: the text is wrapped in the worker's traceback."""
     try:

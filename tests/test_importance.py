@@ -30,7 +30,9 @@ def net(seed: int = 0) -> nn.Module:
 
 def data(count: int = 14, seed: int = 1) -> TensorDataset:
     generator = torch.Generator().manual_seed(seed)
-    return TensorDataset(torch.randn(count, 6, generator=generator), torch.randint(4, (count,), generator=generator))
+    return TensorDataset(
+        torch.randn(count, 6, generator=generator), torch.randint(4, (count,), generator=generator)
+    )
 
 
 def truth(model: nn.Module, dataset: TensorDataset, rows=None, **options) -> dict[str, Tensor]:
@@ -46,10 +48,17 @@ class Everything:
         self.modes = {name: module.training for name, module in model.named_modules()}
         self.asks = {name: p.requires_grad for name, p in model.named_parameters()}
         self.weights = {name: p.detach().clone() for name, p in model.named_parameters()}
-        self.gradients = {n: None if p.grad is None else (p.grad, p.grad.clone()) for n, p in model.named_parameters()}
+        self.gradients = {
+            n: None if p.grad is None else (p.grad, p.grad.clone())
+            for n, p in model.named_parameters()
+        }
         self.buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
         self.hooks = {name: self._count_hooks(module) for name, module in model.named_modules()}
-        self.torch, self.numpy, self.python = torch.get_rng_state(), np.random.get_state(), random.getstate()
+        self.torch, self.numpy, self.python = (
+            torch.get_rng_state(),
+            np.random.get_state(),
+            random.getstate(),
+        )
 
     @staticmethod
     def _count_hooks(module: nn.Module) -> tuple[int, ...]:
@@ -80,7 +89,12 @@ class Noisy(nn.Module):
 
     def __init__(self, breaks_at: int | None = None, broken: str = "nan"):
         super().__init__()
-        self.body, self.dropout, self.breaks_at, self.broken = ConvNet(), nn.Dropout(0.5), breaks_at, broken
+        self.body, self.dropout, self.breaks_at, self.broken = (
+            ConvNet(),
+            nn.Dropout(0.5),
+            breaks_at,
+            broken,
+        )
         self.frozen = nn.Linear(4, 4)
         self.register_buffer("average", torch.zeros(4))
         self.calls = 0
@@ -119,7 +133,9 @@ MODES = [{}, {"labels": "all"}, {"unit": "batch"}, {"unit": "batch", "mode": "tr
 @pytest.mark.parametrize("options", MODES)
 def test_the_model_and_all_random_states_come_back_as_they_were(options):
     model = unsettled()
-    loader = DataLoader(TensorDataset(pictures(7), torch.randint(4, (7,))), batch_size=3, shuffle=True)
+    loader = DataLoader(
+        TensorDataset(pictures(7), torch.randint(4, (7,))), batch_size=3, shuffle=True
+    )
     kept = Everything(model)
     measure_importance(model, loader, samples=5, **options)
     kept.assert_kept(model)
@@ -203,12 +219,16 @@ def test_unit_example_does_not_depend_on_batch_size_or_shuffling(size, labels):
 
 def test_unit_batch_does_depend_on_batch_size():
     model, dataset = net(), data()
-    small, large = (measure_importance(model, DataLoader(dataset, n), unit="batch").values for n in (1, 7))
+    small, large = (
+        measure_importance(model, DataLoader(dataset, n), unit="batch").values for n in (1, 7)
+    )
     assert_same_importance(small, truth(model, dataset))
     assert float(large["0.weight"].mean()) < 0.8 * float(small["0.weight"].mean())
 
 
-@pytest.mark.parametrize(("samples", "count"), [(5, 5), (1, 1), (0.5, 7), (0.01, 1), (1.0, 14), (99, 14), (14, 14)])
+@pytest.mark.parametrize(
+    ("samples", "count"), [(5, 5), (1, 1), (0.5, 7), (0.01, 1), (1.0, 14), (99, 14), (14, 14)]
+)
 def test_a_budget_reads_exactly_so_many_examples_drawn_by_the_seed(samples, count):
     model, dataset = net(), data()
     read: list[Tensor] = []
@@ -218,7 +238,9 @@ def test_a_budget_reads_exactly_so_many_examples_drawn_by_the_seed(samples, coun
             read.append(batch[0])
         return model(batch[0]), batch[1]
 
-    found = measure_importance(model, DataLoader(dataset, 4), samples=samples, seed=3, forward=forward)
+    found = measure_importance(
+        model, DataLoader(dataset, 4), samples=samples, seed=3, forward=forward
+    )
     assert found.examples == count
     rows = [int((dataset.tensors[0] == row).all(dim=1).nonzero()) for row in torch.cat(read)]
     assert len(set(rows)) == len(rows) == count
@@ -226,7 +248,9 @@ def test_a_budget_reads_exactly_so_many_examples_drawn_by_the_seed(samples, coun
     again = measure_importance(model, DataLoader(dataset, 3, shuffle=True), samples=samples, seed=3)
     assert_same_importance(again.values, found.values, 2e-6)
     other = measure_importance(model, DataLoader(dataset, 4), samples=samples, seed=4)
-    assert (count == 14) == bool(torch.allclose(other.values["0.weight"], found.values["0.weight"], rtol=1e-5))
+    assert (count == 14) == bool(
+        torch.allclose(other.values["0.weight"], found.values["0.weight"], rtol=1e-5)
+    )
 
 
 def test_a_budget_on_unit_batch_takes_whole_batches():
@@ -331,7 +355,9 @@ def test_a_cap_is_an_upper_limit_and_nothing_else():
     capped = measure_importance(model, DataLoader(dataset, 7), cap=cap).values
     for name, value in free.items():
         assert_close(capped[name], value.clamp(max=cap))
-    assert 0 < int((capped["0.weight"] == capped["0.weight"].max()).sum()) < capped["0.weight"].numel()
+    assert (
+        0 < int((capped["0.weight"] == capped["0.weight"].max()).sum()) < capped["0.weight"].numel()
+    )
 
 
 def test_shuffled_importance_has_the_same_values_in_other_places_of_the_same_tensor():
@@ -349,7 +375,9 @@ def test_shuffled_importance_has_the_same_values_in_other_places_of_the_same_ten
 def test_channels_last_weights_are_measured_alike():
     torch.manual_seed(0)
     # without ConvNet's narrow 1x1 convolution of stride 2, whose backward in this format breaks some builds of torch
-    maps = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.GroupNorm(2, 4), nn.Conv2d(4, 6, 3))
+    maps = nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.GroupNorm(2, 4), nn.Conv2d(4, 6, 3)
+    )
     model = nn.Sequential(maps, nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(96, 4)).eval()
     x, y = pictures(5), torch.randint(4, (5,))
     expected = measure_importance(model, [(x, y)]).values
@@ -405,7 +433,9 @@ def test_a_loss_that_is_not_finite_is_named_and_gives_no_importance(options):
 def test_squares_that_overflow_are_refused_by_name():
     model, (x, y) = nn.Linear(6, 4), data().tensors
     with pytest.raises(FloatingPointError, match="weight"):
-        measure_importance(model, [(x * 1e30, y)], score="output_norm", norm="squared_l2", unit="batch")
+        measure_importance(
+            model, [(x * 1e30, y)], score="output_norm", norm="squared_l2", unit="batch"
+        )
 
 
 @pytest.mark.parametrize("options", [{}, {"unit": "batch"}])
@@ -431,7 +461,9 @@ def test_a_budget_on_data_without_a_length_is_refused():
 
 
 def test_an_unknown_score_is_refused_with_the_choices():
-    with pytest.raises(ConfigError, match=r"'fisher' \(choices: plain, reversed, log_odds, output_norm, custom\)"):
+    with pytest.raises(
+        ConfigError, match=r"'fisher' \(choices: plain, reversed, log_odds, output_norm, custom\)"
+    ):
         measure_importance(net(), [], score="fisher")
 
 
@@ -448,7 +480,13 @@ def test_a_batch_of_unknown_form_is_refused_with_a_remedy(batch):
 
 @pytest.mark.parametrize(
     "target",
-    [torch.zeros(2, dtype=torch.long), torch.full((3,), 4), torch.zeros(3), torch.zeros(3, 5), torch.tensor(1)],
+    [
+        torch.zeros(2, dtype=torch.long),
+        torch.full((3,), 4),
+        torch.zeros(3),
+        torch.zeros(3, 5),
+        torch.tensor(1),
+    ],
     ids=["too few", "out of range", "floats", "too wide", "a scalar"],
 )
 @pytest.mark.parametrize("unit", ["example", "batch"])
@@ -459,7 +497,9 @@ def test_a_target_that_does_not_fit_is_refused(target, unit):
 
 def test_exact_labels_of_a_large_head_are_refused_with_advice():
     with pytest.raises(ValueError, match=r"3129.*'sampled'"):
-        measure_importance(nn.Linear(6, 3129), [(torch.zeros(2, 6), torch.zeros(2, 3129))], labels="all")
+        measure_importance(
+            nn.Linear(6, 3129), [(torch.zeros(2, 6), torch.zeros(2, 3129))], labels="all"
+        )
 
 
 def test_a_layer_with_only_some_trainable_parameters_is_exact():
@@ -560,7 +600,11 @@ def test_a_damaged_file_is_named(tmp_path, damage):
     path = tmp_path / "importance.safetensors"
     measure_importance(net(), DataLoader(data(), 5)).save(path)
     whole = path.read_bytes()
-    path.write_bytes({"cut": whole[: len(whole) // 2], "emptied": b"", "overwritten": b"\xff" * len(whole)}[damage])
+    path.write_bytes(
+        {"cut": whole[: len(whole) // 2], "emptied": b"", "overwritten": b"\xff" * len(whole)}[
+            damage
+        ]
+    )
     with pytest.raises(ValueError, match=r"importance\.safetensors"):
         Importance.load(path)
 
@@ -635,7 +679,9 @@ def test_a_model_that_returns_no_logits_is_refused_with_the_remedy(output):
         def forward(self, x):
             return (self.layer(x), x) if output is tuple else {"out": self.layer(x)}
 
-    with pytest.raises(TypeError, match=f"returned a {output.__name__} without logits; give forward="):
+    with pytest.raises(
+        TypeError, match=f"returned a {output.__name__} without logits; give forward="
+    ):
         measure_importance(Odd(), [(torch.rand(4, 3), torch.zeros(4, dtype=torch.long))])
 
 
@@ -651,7 +697,9 @@ def test_inference_mode_is_refused():
 
 def test_forward_must_give_two_tensors():
     with pytest.raises(TypeError, match="logits and target; found a Tensor and a NoneType"):
-        measure_importance(nn.Linear(3, 2), [torch.rand(4, 3)], forward=lambda model, x: (model(x), None))
+        measure_importance(
+            nn.Linear(3, 2), [torch.rand(4, 3)], forward=lambda model, x: (model(x), None)
+        )
 
 
 # --- a score of one's own
@@ -667,15 +715,20 @@ def test_a_function_as_score_is_squared_per_example_and_named():
 
     found = measure_importance(model, [(x[:5], y[:5]), (x[5:], y[5:])], score=gaussian_error)
     error = (model(x) - y).detach()
-    torch.testing.assert_close(found.values["weight"], (error * x).square().mean(dim=0, keepdim=True))
+    torch.testing.assert_close(
+        found.values["weight"], (error * x).square().mean(dim=0, keepdim=True)
+    )
     torch.testing.assert_close(found.values["bias"], error.square().mean(dim=0))
     assert (
-        "custom (test_a_function_as_score_is_squared_per_example_and_named.<locals>.gaussian_error)" in found.describe()
+        "custom (test_a_function_as_score_is_squared_per_example_and_named.<locals>.gaussian_error)"
+        in found.describe()
     )
     assert found.examples == 8
 
 
-@pytest.mark.parametrize("wrong", [lambda model, x: model(x), lambda model, x: model(x).sum(), lambda model, x: None])
+@pytest.mark.parametrize(
+    "wrong", [lambda model, x: model(x), lambda model, x: model(x).sum(), lambda model, x: None]
+)
 def test_a_function_that_gives_no_number_per_example_is_refused(wrong):
     with pytest.raises(ValueError, match=r"must give one number per example, \[batch\]"):
         measure_importance(nn.Linear(3, 2), [torch.rand(4, 3)], score=wrong)
@@ -683,7 +736,9 @@ def test_a_function_that_gives_no_number_per_example_is_refused(wrong):
 
 def test_a_custom_score_without_its_function_is_refused():
     with pytest.raises(ValueError, match="needs a function"):
-        measure_importance(nn.Linear(3, 2), [(torch.rand(4, 3), torch.zeros(4, dtype=torch.long))], score="custom")
+        measure_importance(
+            nn.Linear(3, 2), [(torch.rand(4, 3), torch.zeros(4, dtype=torch.long))], score="custom"
+        )
 
 
 def test_an_unseen_layer_that_autograd_reaches_is_an_error():

@@ -21,7 +21,11 @@ from mcit.parallel.global_batch import BatchNorm2d, Dropout, draw_rows
 
 SCORES = ("plain", "reversed", "log_odds", "output_norm")
 CASES = {
-    **{f"{score}, {unit}": {"score": score, "unit": unit} for score in SCORES for unit in ("example", "batch")},
+    **{
+        f"{score}, {unit}": {"score": score, "unit": unit}
+        for score in SCORES
+        for unit in ("example", "batch")
+    },
     "labels sampled": {"score": "reversed", "labels": "sampled", "seed": 3},
     "labels sampled, batch": {"labels": "sampled", "seed": 3, "unit": "batch"},
     "all labels": {"labels": "all"},
@@ -71,7 +75,9 @@ def measure_pictures() -> dict[str, Importance | dict[str, Tensor]]:
     model, loader = build_pictures()
     found = {
         "example": measure_importance(model, loader).values,
-        "batch": measure_importance(model, loader, unit="batch", mode="train", update_buffers=True).values,
+        "batch": measure_importance(
+            model, loader, unit="batch", mode="train", update_buffers=True
+        ).values,
     }
     return {**found, "buffers": {name: buffer.double() for name, buffer in model.named_buffers()}}
 
@@ -92,21 +98,33 @@ def work(folder: Path) -> None:
     """What each of the two processes does: measure all cases, and write them down with its number."""
     rank = int(os.environ["RANK"])
     torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=int(os.environ["WORLD_SIZE"])
+        "gloo",
+        init_method=f"file://{folder / 'meeting'}",
+        rank=rank,
+        world_size=int(os.environ["WORLD_SIZE"]),
     )
     found: dict[str, dict[str, Tensor]] = {}
     notes: dict[str, object] = {}
     for count in (7, 1):
         model, dataset = build(count)
         for name, options in CASES.items():
-            importance = measure_importance(model, DataLoader(dataset, SIZE, shuffle=True), **options)
-            notes[f"{count} {name}"], found[f"{count} {name}"] = importance.examples, importance.values
+            importance = measure_importance(
+                model, DataLoader(dataset, SIZE, shuffle=True), **options
+            )
+            notes[f"{count} {name}"], found[f"{count} {name}"] = (
+                importance.examples,
+                importance.values,
+            )
     found |= measure_pictures() | measure_as_they_come(rank, 2)
     try:
         measure_importance(*build_pictures(nn.BatchNorm2d), unit="batch", mode="train")
     except ValueError as error:
         notes["refused"] = str(error)
-    tensors = {f"{case}/{name}": value.contiguous() for case, values in found.items() for name, value in values.items()}
+    tensors = {
+        f"{case}/{name}": value.contiguous()
+        for case, values in found.items()
+        for name, value in values.items()
+    }
     save_file(tensors, folder / f"{rank}.safetensors")
     (folder / f"{rank}.json").write_text(json.dumps(notes))
     torch.distributed.destroy_process_group()
@@ -134,7 +152,10 @@ def found_by_two(tmp_path_factory):
             process.kill()
     assert [process.returncode for process in running] == [0, 0], problems
     return [
-        (load_file(folder / f"{rank}.safetensors"), json.loads((folder / f"{rank}.json").read_text()))
+        (
+            load_file(folder / f"{rank}.safetensors"),
+            json.loads((folder / f"{rank}.json").read_text()),
+        )
         for rank in range(2)
     ]
 

@@ -50,7 +50,9 @@ def imports(module: str, late: bool = True) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name.split(".")[0] == "mcit")
         elif isinstance(node, ast.ImportFrom):
-            assert not node.level, f"{module} has a relative import; whole names can be searched for"
+            assert not node.level, (
+                f"{module} has a relative import; whole names can be searched for"
+            )
             if node.module and node.module.split(".")[0] == "mcit":
                 for alias in node.names:
                     inner = f"{node.module}.{alias.name}"
@@ -71,13 +73,18 @@ def test_every_file_has_its_layer():
 
 @pytest.mark.parametrize("module", LAYERED)
 def test_a_file_knows_only_its_own_layer_and_those_below(module):
-    found = {layer_of(name) for name in imports(module, late=module not in MAY_IMPORT_LATE)} - {"", "configs"}
+    found = {layer_of(name) for name in imports(module, late=module not in MAY_IMPORT_LATE)} - {
+        "",
+        "configs",
+    }
     above = {name for name in found if LEVEL[name] > LEVEL[layer_of(module)]}
     assert not above, f"{module} imports {', '.join(sorted(above))}, which stands above it"
 
 
 def test_there_are_no_circles():
-    order = TopologicalSorter({name: set(imports(name, name not in MAY_IMPORT_LATE)) - {name} for name in SOURCES})
+    order = TopologicalSorter(
+        {name: set(imports(name, name not in MAY_IMPORT_LATE)) - {name} for name in SOURCES}
+    )
     assert list(order.static_order())
 
 
@@ -97,7 +104,11 @@ def test_only_the_registry_knows_tasks_by_name():
         if layer_of(module) in ("tasks", "registry"):
             continue
         assert "tasks" not in map(layer_of, imports(module)), module
-        texts = [n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+        texts = [
+            n.value
+            for n in ast.walk(tree)
+            if isinstance(n, ast.Constant) and isinstance(n.value, str)
+        ]
         assert not [text for text in texts if text.startswith("mcit.tasks")], module
 
 
@@ -122,9 +133,13 @@ def test_no_file_loads_a_pickle():
     ],
 )
 def test_help_does_not_wait_for_torch(code):
-    check = "import sys; heavy = {'torch', 'transformers', 'datasets', 'numpy'} & set(sys.modules)\n"
+    check = (
+        "import sys; heavy = {'torch', 'transformers', 'datasets', 'numpy'} & set(sys.modules)\n"
+    )
     check += "assert not heavy, heavy"
-    done = subprocess.run([sys.executable, "-c", f"{code}\n{check}"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}\n{check}"], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 

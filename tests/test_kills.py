@@ -39,8 +39,16 @@ def learn(make: Callable[[], Method], output: Path, resume: bool = False) -> Non
     """Two tasks of three steps, a checkpoint after every second step, all from new objects as in a new process."""
     method = make()
     AcceleratorState._reset_state(reset_partial_state=False)
-    data = {"seed": 1, "method": method.name, "training": {"log_every": 2}, "checkpoint": {"every_steps": 2}}
-    tasks = [QuickPoints(task.x, task.y, task.known, task.total, task.recipe) for task in make_points([2, 2])]
+    data = {
+        "seed": 1,
+        "method": method.name,
+        "training": {"log_every": 2},
+        "checkpoint": {"every_steps": 2},
+    }
+    tasks = [
+        QuickPoints(task.x, task.y, task.known, task.total, task.recipe)
+        for task in make_points([2, 2])
+    ]
     plan = sequence.Plan(parse(RunConfig, data), tasks, method, "mcit", False)
     sequence.run(plan, output, progress=False, say=lambda line: None, resume=resume)
 
@@ -64,7 +72,9 @@ def test_killed_at_every_seventh_call_a_run_ends_with_the_same_bits(tmp_path, na
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_killed_at_every_seventh_call_of_its_resumption_a_run_ends_with_the_same_bits(tmp_path, name):
+def test_killed_at_every_seventh_call_of_its_resumption_a_run_ends_with_the_same_bits(
+    tmp_path, name
+):
     make = METHODS[name]
     total = run_and_kill(partial(learn, make, tmp_path / "whole"), tmp_path)
     run_and_kill(partial(learn, make, tmp_path / "killed"), tmp_path, last=total // 2)

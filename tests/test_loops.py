@@ -42,13 +42,17 @@ def make_task(seed: int, dtype: torch.dtype = torch.float32) -> TensorDataset:
     """Random inputs that a random plane of the task's own sorts into three classes."""
     generator = torch.Generator().manual_seed(seed)
     inputs = torch.randn(96, 6, generator=generator, dtype=dtype)
-    return TensorDataset(inputs, (inputs @ torch.randn(6, 3, generator=generator, dtype=dtype)).argmax(dim=1))
+    return TensorDataset(
+        inputs, (inputs @ torch.randn(6, 3, generator=generator, dtype=dtype)).argmax(dim=1)
+    )
 
 
 def random_importance(model: nn.Module) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(5)
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    return {name: torch.rand(p.shape, generator=generator, dtype=p.dtype) for name, p in trained.items()}
+    return {
+        name: torch.rand(p.shape, generator=generator, dtype=p.dtype) for name, p in trained.items()
+    }
 
 
 def copies(model: nn.Module) -> dict[str, Tensor]:
@@ -60,7 +64,9 @@ def distance(model: nn.Module, weights: dict[str, Tensor]) -> float:
     return float(torch.stack(parts).sum().sqrt())
 
 
-def pull_(model: nn.Module, importance: dict[str, Tensor], anchor: dict[str, Tensor], strength: float) -> None:
+def pull_(
+    model: nn.Module, importance: dict[str, Tensor], anchor: dict[str, Tensor], strength: float
+) -> None:
     """The penalty's gradient written out: the reference that shares no code with the manager."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -71,9 +77,13 @@ def pull_(model: nn.Module, importance: dict[str, Tensor], anchor: dict[str, Ten
 # --- plain PyTorch
 
 
-def learn(model: nn.Module, task: TensorDataset, manager: ConsolidationManager, epochs: int = 25) -> None:
+def learn(
+    model: nn.Module, task: TensorDataset, manager: ConsolidationManager, epochs: int = 25
+) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    loader = DataLoader(task, batch_size=32, shuffle=True, generator=torch.Generator().manual_seed(1))
+    loader = DataLoader(
+        task, batch_size=32, shuffle=True, generator=torch.Generator().manual_seed(1)
+    )
     for _ in range(epochs):
         for inputs, target in loader:
             loss = F.cross_entropy(model(inputs), target)
@@ -103,7 +113,9 @@ def test_held_weights_stay_closer_and_the_old_task_is_better_kept():
     free, held = after[0.0], after[100.0]
     assert held[1] < 0.8 * free[1]
     assert learned <= held[0] < learned + 0.5 * (free[0] - learned)
-    assert free[2] < held[2]  # and what is held learns the new task less well: no free lunch, and a working penalty
+    assert (
+        free[2] < held[2]
+    )  # and what is held learns the new task less well: no free lunch, and a working penalty
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -150,13 +162,17 @@ def test_before_anything_is_consolidated_nothing_changes():
 def test_accelerate_adds_the_penalty_once_per_real_step_and_clips_the_sum():
     model, reference = make_network(), make_network()
     importance, anchor = random_importance(model), copies(model)
-    data = TensorDataset(*(tensor[:80] for tensor in make_task(3).tensors))  # 5 batches: the last step has one
+    data = TensorDataset(
+        *(tensor[:80] for tensor in make_task(3).tensors)
+    )  # 5 batches: the last step has one
     manager = ConsolidationManager(model.named_parameters(), strength=STRENGTH)
     manager.consolidate(importance)
 
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
     prepared, optimizer, loader = accelerator.prepare(
-        model, torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9), DataLoader(data, batch_size=16)
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9),
+        DataLoader(data, batch_size=16),
     )
     for _ in range(2):
         for inputs, target in loader:
@@ -223,7 +239,9 @@ def sum_losses(outputs, labels: Tensor, num_items_in_batch: Tensor | int) -> Ten
     return F.cross_entropy(outputs.logits, labels, reduction="sum") / num_items_in_batch
 
 
-def make_trainer(folder, model: nn.Module, data: list, callbacks=(), **changes) -> tuple[Trainer, Collator]:
+def make_trainer(
+    folder, model: nn.Module, data: list, callbacks=(), **changes
+) -> tuple[Trainer, Collator]:
     settings = {
         "output_dir": str(folder),
         "per_device_train_batch_size": 4,
@@ -271,13 +289,17 @@ def accumulate(model: nn.Module, batches: list[dict[str, Tensor]]) -> None:
         ("adamw_torch", lambda p: torch.optim.AdamW(p, lr=0.003, weight_decay=0.0), 0.003),
     ],
 )
-def test_trainer_clips_the_tasks_gradient_and_then_adds_the_penalty(tmp_path, name, optimizer, rate):
+def test_trainer_clips_the_tasks_gradient_and_then_adds_the_penalty(
+    tmp_path, name, optimizer, rate
+):
     model, reference = make_bert(), make_bert()
     importance, anchor = random_importance(model), copies(model)
     manager = ConsolidationManager(model.named_parameters(), strength=STRENGTH)
     manager.consolidate(importance)
     callbacks = [ConsolidationCallback(manager)]
-    trainer, collator = make_trainer(tmp_path, model, make_sentences(1), callbacks, optim=name, learning_rate=rate)
+    trainer, collator = make_trainer(
+        tmp_path, model, make_sentences(1), callbacks, optim=name, learning_rate=rate
+    )
     trainer.train()
 
     optimizer, norms, pulls = optimizer(reference.parameters()), [], []
@@ -287,7 +309,9 @@ def test_trainer_clips_the_tasks_gradient_and_then_adds_the_penalty(tmp_path, na
         norms.append(float(nn.utils.clip_grad_norm_(reference.parameters(), CLIP)))
         before = float(nn.utils.get_total_norm([p.grad for p in reference.parameters()]))
         pull_(reference, importance, anchor, STRENGTH)
-        pulls.append(float(nn.utils.get_total_norm([p.grad for p in reference.parameters()])) - before)
+        pulls.append(
+            float(nn.utils.get_total_norm([p.grad for p in reference.parameters()])) - before
+        )
         optimizer.step()
         optimizer.zero_grad()
     assert max(norms) > CLIP
@@ -325,17 +349,23 @@ def test_of_a_peft_model_only_what_trains_is_held_and_the_base_is_untouched(tmp_
         base = {name: weight for name, weight in copies(model).items() if not is_adapter(name)}
         manager = ConsolidationManager(model.named_parameters(), strength=strength)
         make_trainer(tmp_path, model, make_sentences(1), learning_rate=0.2)[0].train()
-        importance = measure_importance(model, DataLoader(make_sentences(1), batch_size=8), labels="all")
+        importance = measure_importance(
+            model, DataLoader(make_sentences(1), batch_size=8), labels="all"
+        )
         manager.consolidate(importance)
         assert manager.diagnose(learning_rate=0.2).warning() is None
-        assert set(manager.importance) == {name for name, _ in model.named_parameters() if is_adapter(name)}
+        assert set(manager.importance) == {
+            name for name, _ in model.named_parameters() if is_adapter(name)
+        }
         assert any("modules_to_save" in name for name in manager.importance)
         assert all(value.sum() > 0 for value in manager.importance.values())
         kept = copies(model)
         callbacks = [ConsolidationCallback(manager)]
         make_trainer(tmp_path, model, make_sentences(2), callbacks, learning_rate=0.2)[0].train()
         moved[strength] = distance(model, kept)
-        torch.testing.assert_close({n: w for n, w in copies(model).items() if n in base}, base, rtol=0, atol=0)
+        torch.testing.assert_close(
+            {n: w for n, w in copies(model).items() if n in base}, base, rtol=0, atol=0
+        )
     assert 0 < moved[10.0] < 0.9 * moved[0.0]
 
 
@@ -367,7 +397,9 @@ def test_the_path_integral_in_a_trainer_sees_the_unmixed_gradient(tmp_path):
     manager = ConsolidationManager(model.named_parameters(), strength=STRENGTH, path=path)
     manager.consolidate(importance)
     callback = ConsolidationCallback(manager)
-    trainer, collator = make_trainer(tmp_path, model, make_sentences(1), [callback], max_grad_norm=0.0)
+    trainer, collator = make_trainer(
+        tmp_path, model, make_sentences(1), [callback], max_grad_norm=0.0
+    )
     trainer.train()
 
     integral = {name: torch.zeros_like(p) for name, p in reference.named_parameters()}
@@ -375,7 +407,10 @@ def test_the_path_integral_in_a_trainer_sees_the_unmixed_gradient(tmp_path):
     reference.train()
     for batches in steps_of(collator):
         accumulate(reference, batches)
-        gradients, before = {n: p.grad.clone() for n, p in reference.named_parameters()}, copies(reference)
+        gradients, before = (
+            {n: p.grad.clone() for n, p in reference.named_parameters()},
+            copies(reference),
+        )
         pull_(reference, importance, anchor, STRENGTH)
         optimizer.step()
         optimizer.zero_grad()
@@ -383,7 +418,8 @@ def test_the_path_integral_in_a_trainer_sees_the_unmixed_gradient(tmp_path):
             integral[name] -= gradients[name] * (parameter.detach() - before[name])
     torch.testing.assert_close(copies(model), copies(reference), rtol=1e-6, atol=1e-6)
     expected = {
-        name: total.clamp_min(0) / ((dict(reference.named_parameters())[name] - anchor[name]).detach() ** 2 + 0.05)
+        name: total.clamp_min(0)
+        / ((dict(reference.named_parameters())[name] - anchor[name]).detach() ** 2 + 0.05)
         for name, total in integral.items()
     }
     torch.testing.assert_close(dict(path.importance().values), expected, rtol=1e-4, atol=1e-7)
@@ -408,7 +444,9 @@ def test_a_trainer_that_is_done_lets_its_optimizer_go(tmp_path):
 def test_synaptic_intelligence_goes_on_from_task_to_task_in_trainers(tmp_path):
     model = make_bert()
     path = PathIntegral(model.named_parameters())
-    manager = ConsolidationManager(model.named_parameters(), strength=1.0, merge="online", path=path)
+    manager = ConsolidationManager(
+        model.named_parameters(), strength=1.0, merge="online", path=path
+    )
     callback = ConsolidationCallback(manager)
     trainer, _ = make_trainer(tmp_path, model, make_sentences(1), [callback], max_grad_norm=0.0)
     trainer.train()

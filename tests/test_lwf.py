@@ -7,7 +7,16 @@ import copy
 import numpy as np
 import pytest
 import torch
-from tiny_run import assert_identical, begin_points, configure, copy_state, go_on, learn, make_points, resolve
+from tiny_run import (
+    assert_identical,
+    begin_points,
+    configure,
+    copy_state,
+    go_on,
+    learn,
+    make_points,
+    resolve,
+)
 from torch import nn
 from torch.testing import assert_close
 
@@ -47,15 +56,26 @@ def test_the_distance_is_the_softened_cross_entropy_without_a_temperature_factor
 
 
 def test_two_even_classes_cost_the_entropy_of_a_coin():
-    assert_close(distill(torch.zeros(4, 2), torch.zeros(4, 2), 2.0), torch.tensor(np.log(2), dtype=torch.float32))
+    assert_close(
+        distill(torch.zeros(4, 2), torch.zeros(4, 2), 2.0),
+        torch.tensor(np.log(2), dtype=torch.float32),
+    )
 
 
 def test_the_added_gradient_is_that_of_the_closed_form_and_spares_the_new_classes():
     method = Lwf(strength=3.0, temperature=2.0)
     stage, _ = reach_second_task(method)
     batch = read_batch(stage)
-    teacher = copy.deepcopy(stage.learner).eval()(batch, stage.task.head).detach().numpy()[:, :2].astype(np.float64)
-    logits = torch.randn(len(batch["labels"]), 5, generator=torch.Generator().manual_seed(1), requires_grad=True)
+    teacher = (
+        copy.deepcopy(stage.learner)
+        .eval()(batch, stage.task.head)
+        .detach()
+        .numpy()[:, :2]
+        .astype(np.float64)
+    )
+    logits = torch.randn(
+        len(batch["labels"]), 5, generator=torch.Generator().manual_seed(1), requires_grad=True
+    )
     method.extra_loss(stage, batch, logits).backward()
     old = logits.detach().numpy()[:, :2].astype(np.float64)
     expected = np.zeros(logits.shape)
@@ -78,7 +98,11 @@ def test_a_step_is_one_on_the_sum_of_both_losses():
     logits = reference(batch, stage.task.head)
     taught = logits.detach()[:, :2]
     loss = nn.functional.cross_entropy(logits[:, 2:], batch["labels"] - 2)
-    loss = loss + 3 * -(torch.softmax(taught / 2, 1) * torch.log_softmax(logits[:, :2] / 2, 1)).sum(1).mean()
+    loss = (
+        loss
+        + 3
+        * -(torch.softmax(taught / 2, 1) * torch.log_softmax(logits[:, :2] / 2, 1)).sum(1).mean()
+    )
     loss.backward()
     optimizer.step()
     trainer.fit(stage, method, ignore)
@@ -86,7 +110,9 @@ def test_a_step_is_one_on_the_sum_of_both_losses():
 
 
 def test_strength_zero_is_finetuning_bit_for_bit():
-    found, plain = (reach_second_task(method, epochs=2) for method in (Lwf(strength=0.0), Finetune()))
+    found, plain = (
+        reach_second_task(method, epochs=2) for method in (Lwf(strength=0.0), Finetune())
+    )
     for (stage, trainer), method in ((found, Lwf(strength=0.0)), (plain, Finetune())):
         trainer.fit(stage, method, ignore)
     assert_identical(copy_state(found[0].learner), copy_state(plain[0].learner))
@@ -98,7 +124,9 @@ def test_the_answers_about_old_classes_move_less_than_under_finetuning():
         batch = read_batch(stage)
         before = stage.learner(batch, stage.task.head)[:, :2].detach().softmax(dim=1)
         trainer.fit(stage, method, ignore)
-        return float((stage.learner(batch, stage.task.head)[:, :2].detach().softmax(dim=1) - before).norm())
+        return float(
+            (stage.learner(batch, stage.task.head)[:, :2].detach().softmax(dim=1) - before).norm()
+        )
 
     assert drift(Lwf(strength=3.0)) < drift(Finetune()) / 2
 
@@ -158,7 +186,9 @@ def test_a_run_resumed_between_tasks_takes_the_learner_as_it_is():
 def test_one_network_is_held():
     method = Lwf(strength=3.0)
     stage, _ = reach_second_task(method)
-    assert method.bytes_held() == sum(t.numel() * t.element_size() for t in stage.learner.state_dict().values())
+    assert method.bytes_held() == sum(
+        t.numel() * t.element_size() for t in stage.learner.state_dict().values()
+    )
     assert method.state_dict()["old"].keys() == stage.learner.state_dict().keys()
 
 

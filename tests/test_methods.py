@@ -94,7 +94,14 @@ def test_strength_zero_is_finetuning_bit_for_bit(runs, method, options):
     ("method", "options"),
     [
         ("ewc", {}),
-        ("ewc_dr", {"method__estimator__unit": "batch", "method__estimator__mode": "train", "method__merge": "share"}),
+        (
+            "ewc_dr",
+            {
+                "method__estimator__unit": "batch",
+                "method__estimator__mode": "train",
+                "method__merge": "share",
+            },
+        ),
         ("si", {"method__penalty": "proximal"}),
     ],
 )
@@ -111,7 +118,12 @@ def test_strength_zero_is_finetuning_bit_for_bit_where_one_head_grows(runs, meth
 @pytest.mark.parametrize("method", ["ewc", "si", "l2_anchor"])
 def test_strength_holds_the_encoder_near_its_anchor(runs, method, penalty):
     plain = runs(ORDER, "finetune")
-    held = runs(ORDER, method, method__strength=1e6 if method == "l2_anchor" else 1e8, method__penalty=penalty)
+    held = runs(
+        ORDER,
+        method,
+        method__strength=1e6 if method == "l2_anchor" else 1e8,
+        method__penalty=penalty,
+    )
     assert_identical(held.states[0], plain.states[0])  # nothing is held in the first task
     name = "encoder.vilt.pooler.dense.weight"
     away = [float((run.state[name] - run.states[0][name]).norm()) for run in (held, plain)]
@@ -123,10 +135,15 @@ def test_a_seed_decides_everything(runs, tmp_path):
         options = {"method__strength": 1.0, "method__estimator__samples": 5}
         once = runs(order, "ewc", **options)
         world = None if order == SHAPES else runs.world
-        again = learn(configure(order, "ewc", world, **options), tmp_path / order.replace(":", "-") / "again")
+        again = learn(
+            configure(order, "ewc", world, **options), tmp_path / order.replace(":", "-") / "again"
+        )
         assert_identical(again.state, once.state)
         assert again.rows == once.rows
-        other = learn(configure(order, "ewc", world, seed=2, **options), tmp_path / order.replace(":", "-") / "other")
+        other = learn(
+            configure(order, "ewc", world, seed=2, **options),
+            tmp_path / order.replace(":", "-") / "other",
+        )
         assert moved(once.state, other.state)
 
 
@@ -164,13 +181,17 @@ def test_old_rows_of_a_grown_head_move_by_decay_alone_and_new_rows_learn(decay):
         assert_close(after[name][:2], before[name][:2] * (1 - 0.1 * decay) ** steps)
         assert (after[name][2:] != before[name][2:]).any(dim=-1).all()
     if not decay:
-        assert torch.equal(after["heads.classes.layers.0.weight"][:2], before["heads.classes.layers.0.weight"][:2])
+        assert torch.equal(
+            after["heads.classes.layers.0.weight"][:2], before["heads.classes.layers.0.weight"][:2]
+        )
 
 
 def test_the_penalty_pulls_old_rows_back_and_leaves_new_rows_alone():
     strength, decay, rate = 3.0, 0.1, 0.1
     name = "heads.classes.layers.0.weight"
-    before, after, steps = fit_two(L2Anchor(strength=strength), weight_decay=decay, learning_rate=rate)
+    before, after, steps = fit_two(
+        L2Anchor(strength=strength), weight_decay=decay, learning_rate=rate
+    )
     _, plain, _ = fit_two(Finetune(), weight_decay=decay, learning_rate=rate)
     anchor = before[name][:2]
     expected = anchor.clone()
@@ -185,20 +206,33 @@ def test_the_penalty_pulls_old_rows_back_and_leaves_new_rows_alone():
 
 
 def test_l2_anchor_holds_every_shared_weight_alike(runs):
-    manager = runs(ORDER, "l2_anchor", method__strength=0.0, method__penalty="proximal").method.manager
+    manager = runs(
+        ORDER, "l2_anchor", method__strength=0.0, method__penalty="proximal"
+    ).method.manager
     assert all(bool((value == 1).all()) for value in manager.importance.values())
-    assert manager.importance.keys() == part(runs(ORDER, "finetune").state, "encoder.").keys()  # no head is shared
+    assert (
+        manager.importance.keys() == part(runs(ORDER, "finetune").state, "encoder.").keys()
+    )  # no head is shared
 
 
 def test_ewc_sums_what_online_ewc_decays(runs):
     plain = runs(ORDER, "finetune")
     sums = runs(ORDER, "ewc", method__strength=0.0).method.manager
-    online = runs(ORDER, "online_ewc", method__strength=0.0, method__penalty="proximal").method.manager
+    online = runs(
+        ORDER, "online_ewc", method__strength=0.0, method__penalty="proximal"
+    ).method.manager
     latest = runs(ORDER, "ewc", method__strength=0.0, method__merge="latest").method.manager
     second = latest.importance  # the weights are those of finetuning in all three
     first = {name: sums.importance[name] - second[name] for name in second}
-    assert all(bool((value >= -1e-6 * sums.importance[name].max()).all()) for name, value in first.items())
-    assert_near(online.importance, {name: 0.9 * first[name] + second[name] for name in second}, 1e-5, floor=0)
+    assert all(
+        bool((value >= -1e-6 * sums.importance[name].max()).all()) for name, value in first.items()
+    )
+    assert_near(
+        online.importance,
+        {name: 0.9 * first[name] + second[name] for name in second},
+        1e-5,
+        floor=0,
+    )
     assert_identical(online.anchor, part(plain.states[1], "encoder."))
     weights = [part(state, "encoder.") for state in plain.states]
     expected = {}
@@ -216,12 +250,18 @@ class Watched(Si):
         self.gradients, self.weights, self.after = [], [], []
 
     def before_clip(self, stage, step):
-        self.gradients.append({name: p.grad.double() for name, p in stage.learner.named_parameters()})
-        self.weights.append({name: p.detach().double() for name, p in stage.learner.named_parameters()})
+        self.gradients.append(
+            {name: p.grad.double() for name, p in stage.learner.named_parameters()}
+        )
+        self.weights.append(
+            {name: p.detach().double() for name, p in stage.learner.named_parameters()}
+        )
         super().before_clip(stage, step)
 
     def after_step(self, stage, step):
-        self.after.append({name: p.detach().double() for name, p in stage.learner.named_parameters()})
+        self.after.append(
+            {name: p.detach().double() for name, p in stage.learner.named_parameters()}
+        )
         super().after_step(stage, step)
 
 
@@ -229,8 +269,13 @@ def integrate(method, steps, end):
     """max(0, -sum gradient * step) / (motion^2 + damping), in float64."""
     found = {}
     for name, start in method.weights[steps[0]].items():
-        path = sum(method.gradients[i][name] * (method.weights[i][name] - method.after[i][name]) for i in steps)
-        found[name] = (path.clamp(min=0) / ((end[name].double() - start) ** 2 + method.damping)).float()
+        path = sum(
+            method.gradients[i][name] * (method.weights[i][name] - method.after[i][name])
+            for i in steps
+        )
+        found[name] = (
+            path.clamp(min=0) / ((end[name].double() - start) ** 2 + method.damping)
+        ).float()
     return found
 
 
@@ -262,10 +307,17 @@ def test_adapters_forget_nothing_and_leave_the_encoder_alone(runs):
         assert len({row[task] for row in run.rows[task:]}) == 1
     pretrained = runs(ORDER, "freeze_encoder").states[0]
     for name, truth in part(pretrained, "encoder.").items():
-        places = [name, name.replace(".query.", ".query.base_layer."), name.replace(".value.", ".value.base_layer.")]
+        places = [
+            name,
+            name.replace(".query.", ".query.base_layer."),
+            name.replace(".value.", ".value.base_layer."),
+        ]
         (found,) = {place: run.state[place] for place in places if place in run.state}.values()
         assert torch.equal(found, truth), name
-    own = {key: [name for name in run.state if f"lora_A.{key}." in name] for key in ("vqa", "vcr", "nlvr2")}
+    own = {
+        key: [name for name in run.state if f"lora_A.{key}." in name]
+        for key in ("vqa", "vcr", "nlvr2")
+    }
     assert all(len(names) == 4 for names in own.values())  # query and value of two layers
     for name in own["vqa"]:
         assert torch.equal(run.state[name], run.states[0][name])
@@ -283,7 +335,10 @@ def test_freeze_encoder_trains_heads_only(runs):
 
 
 def test_freeze_bottom_trains_the_top(runs):
-    run, pretrained = runs(ORDER, "freeze_bottom", method__layers=0.5), runs(ORDER, "freeze_encoder").state
+    run, pretrained = (
+        runs(ORDER, "freeze_bottom", method__layers=0.5),
+        runs(ORDER, "freeze_encoder").state,
+    )
     changed = moved(part(pretrained, "encoder."), part(run.state, "encoder."))
     bottom = ("encoder.vilt.embeddings.", "encoder.vilt.encoder.layer.0.")
     assert not [name for name in changed if name.startswith(bottom)]
@@ -293,7 +348,9 @@ def test_freeze_bottom_trains_the_top(runs):
 
 def test_single_learns_every_task_from_the_pretrained_weights(runs):
     run = runs("vqa,nlvr2", "single")
-    other = runs("snli-ve,nlvr2", "single")  # seeds go by place in the order: the same task in the same place
+    other = runs(
+        "snli-ve,nlvr2", "single"
+    )  # seeds go by place in the order: the same task in the same place
     assert run.rows[1][0] == run.rows[0][0]
     assert run.rows[1][1] == other.rows[1][1]
     assert_identical(part(run.state, "encoder."), part(other.state, "encoder."))
@@ -332,7 +389,9 @@ def test_joint_learns_all_tasks_at_once(runs):
 
 def test_joint_has_one_softmax_over_all_classes(runs):
     run = runs(SHAPES, "joint")
-    assert run.result.cost["steps"] == -(-6 * 25 // 16)  # the recipe that was asked for, on all classes
+    assert run.result.cost["steps"] == -(
+        -6 * 25 // 16
+    )  # the recipe that was asked for, on all classes
     assert len(run.state["heads.classes.layers.0.bias"]) == 6
     assert_identical(run.states[2], run.states[0])
     tasks = make_points([2, 2], epochs=3)
@@ -346,11 +405,17 @@ def test_joint_has_one_softmax_over_all_classes(runs):
 def test_replay_takes_a_step_on_an_earlier_task_every_so_often(runs):
     run = runs(ORDER, "replay", method__fraction=0.3, method__frequency=2, training__log_every=1)
     buffers = run.method.buffers
-    assert {index: len(kept) for index, kept in buffers.items()} == dict.fromkeys(range(3), round(0.3 * TRAIN))
+    assert {index: len(kept) for index, kept in buffers.items()} == dict.fromkeys(
+        range(3), round(0.3 * TRAIN)
+    )
     assert all(sorted(set(kept)) == kept and max(kept) < TRAIN for kept in buffers.values())
     assert buffers[0] != buffers[1]
     entries = list(map(json.loads, (run.result.output / "log.jsonl").read_text().splitlines()))
-    steps = [(entry["task"], entry["step"], "replayed" in entry) for entry in entries if entry["event"] == "step"]
+    steps = [
+        (entry["task"], entry["step"], "replayed" in entry)
+        for entry in entries
+        if entry["event"] == "step"
+    ]
     assert [step for *step, replayed in steps if replayed] == [["vcr", 1], ["nlvr2", 1]]
     assert len(steps) == 9
 
@@ -358,7 +423,10 @@ def test_replay_takes_a_step_on_an_earlier_task_every_so_often(runs):
 def test_replay_moves_the_heads_of_replayed_tasks_and_of_no_others(runs):
     run = runs(ORDER, "replay", method__fraction=0.3, method__frequency=2, training__log_every=1)
     assert moved(part(run.states[0], "heads.vqa."), part(run.states[1], "heads.vqa."))
-    changed = {name.split(".")[1] for name in moved(part(run.states[1], "heads."), part(run.states[2], "heads."))}
+    changed = {
+        name.split(".")[1]
+        for name in moved(part(run.states[1], "heads."), part(run.states[2], "heads."))
+    }
     assert len(changed) == 1  # one replayed batch in the third task: no head decays in silence
 
 
@@ -367,7 +435,9 @@ def test_replay_that_never_comes_is_finetuning(runs):
     assert_identical(run.state, runs(ORDER, "finetune").state)
 
 
-@pytest.mark.parametrize("options", [{"method__frequency": 0}, {"method__fraction": 0.0}, {"method__fraction": 1.5}])
+@pytest.mark.parametrize(
+    "options", [{"method__frequency": 0}, {"method__fraction": 0.0}, {"method__fraction": 1.5}]
+)
 def test_replay_refuses_a_buffer_that_cannot_be(runs, options):
     with pytest.raises(ConfigError, match="method"):
         runs(ORDER, "replay", **options)
@@ -389,7 +459,9 @@ def test_replay_refuses_a_buffer_that_cannot_be(runs, options):
         ("ewc_lo", {"method__estimator__norm": "squared_l2"}),
     ],
 )
-def test_options_that_make_no_sense_or_no_difference_are_refused_before_the_run(runs, method, options):
+def test_options_that_make_no_sense_or_no_difference_are_refused_before_the_run(
+    runs, method, options
+):
     with pytest.raises(ConfigError, match="method"):
         runs(ORDER, method, **options)
 
@@ -411,7 +483,9 @@ def test_low_rank_adapters_on_the_backbone_compose_with_every_method(runs, metho
     assert len(lora) == 8
     if hasattr(run.method, "manager"):
         assert run.method.manager.importance.keys() == lora
-        assert {name for name in run.method.manager.parameters if name.startswith("encoder.")} == lora
+        assert {
+            name for name in run.method.manager.parameters if name.startswith("encoder.")
+        } == lora
 
 
 def test_figures_are_numbers_where_the_task_has_no_gradient():
@@ -421,5 +495,7 @@ def test_figures_are_numbers_where_the_task_has_no_gradient():
     trainer.fit(stage, method, entries.append)
     method.end_task(stage)
     stage = go_on(stage, method, trainer)
-    trainer.fit(stage, method, entries.append)  # one class alone has no gradient: pull over gradient is no number
+    trainer.fit(
+        stage, method, entries.append
+    )  # one class alone has no gradient: pull over gradient is no number
     json.dumps(entries, allow_nan=False)

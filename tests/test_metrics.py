@@ -65,7 +65,9 @@ def test_forgetting_is_measured_from_the_best_ever_and_transfer_from_when_it_was
 
 
 def test_the_measured_baseline_is_the_score_before_learning():
-    matrix = ScoreMatrix(("a", "b", "c"), (0, 50, 25), [[80], [60, 90], [70, 70, 85]], before=(20, 60, None))
+    matrix = ScoreMatrix(
+        ("a", "b", "c"), (0, 50, 25), [[80], [60, 90], [70, 70, 85]], before=(20, 60, None)
+    )
     assert forgetting_transfer(matrix, "measured") == (
         (),
         (pytest.approx(100 * 20 / 60),),
@@ -79,7 +81,10 @@ def test_the_measured_baseline_is_the_score_before_learning():
 def test_forward_transfer_needs_the_scores_before_learning():
     rows = [[80], [60, 90], [70, 70, 85]]
     assert forward_transfer(ScoreMatrix(("a", "b", "c"), (0, 50, 25), rows)) is None
-    assert forward_transfer(ScoreMatrix(("a", "b", "c"), (0, 50, 25), rows, before=(0, 60, None))) is None
+    assert (
+        forward_transfer(ScoreMatrix(("a", "b", "c"), (0, 50, 25), rows, before=(0, 60, None)))
+        is None
+    )
     whole = ScoreMatrix(("a", "b", "c"), (0, 50, 25), rows, before=(None, 60, 30))
     assert forward_transfer(whole) == pytest.approx((10 + 5) / 2)
 
@@ -122,7 +127,11 @@ def test_what_never_rose_above_chance_has_no_forgetting():
 def test_a_single_task_has_nothing_to_transfer():
     matrix = ScoreMatrix(("a",), (0,), [[70]], before=(1,))
     assert (last_average(matrix), mean_average(matrix)) == (70, 70)
-    assert (backward_transfer(matrix), forward_transfer(matrix), forgetting(matrix)) == (None, None, None)
+    assert (backward_transfer(matrix), forward_transfer(matrix), forgetting(matrix)) == (
+        None,
+        None,
+        None,
+    )
 
 
 def test_pooled_classes_bring_their_own_averages():
@@ -156,7 +165,9 @@ def test_the_dictionary_is_json_and_comes_back():
         data = json.loads(json.dumps(to_dict(matrix, single={"vqa": 68.0}), allow_nan=False))
         assert ScoreMatrix.from_dict(data) == matrix
         assert data["matrix"] == [list(row) for row in matrix.rows]
-        assert len(data["seen"]) == len(data["matrix"]) == len(data["metrics"]["forgetting_transfer"])
+        assert (
+            len(data["seen"]) == len(data["matrix"]) == len(data["metrics"]["forgetting_transfer"])
+        )
 
 
 def test_the_dictionary_has_the_agreed_names():
@@ -213,7 +224,9 @@ def test_a_pooled_matrix_goes_on_from_what_was_written_after_the_first_task():
 
 
 def test_averages_over_old_tasks_are_checked():
-    with pytest.raises(ValueError, match="2 rows need as many averages over earlier tasks, or none; found 1"):
+    with pytest.raises(
+        ValueError, match="2 rows need as many averages over earlier tasks, or none; found 1"
+    ):
         ScoreMatrix(("a", "b"), (0, 0), [[1], [1, 2]], old=(None,))
     with pytest.raises(ValueError, match="the old average after task 1 must be a percentage"):
         ScoreMatrix(("a", "b"), (0, 0), [[1], [1, 2]], old=(None, 101))

@@ -52,7 +52,9 @@ VCR = Head("vcr", 4, "choice", "linear", views=4)
 CLASSES = Head("classes", 5, layout="linear")
 
 
-@pytest.mark.parametrize(("head", "size"), [(VQA, 5_993_529), (NLVR2, 2_366_978), (SNLI_VE, 1_188_867), (VCR, 769)])
+@pytest.mark.parametrize(
+    ("head", "size"), [(VQA, 5_993_529), (NLVR2, 2_366_978), (SNLI_VE, 1_188_867), (VCR, 769)]
+)
 def test_heads_have_the_size_of_the_reference(head, size):
     assert count(TaskHead(head, 768)) == size
 
@@ -65,7 +67,9 @@ def test_the_layers_of_an_mlp_are_those_of_the_reference(head, first):
     assert isinstance(activation, nn.GELU)
 
 
-@pytest.mark.parametrize("head", [Head("a", 7), NLVR2, VCR, CLASSES, Head("b", 4, "choice", views=4)])
+@pytest.mark.parametrize(
+    "head", [Head("a", 7), NLVR2, VCR, CLASSES, Head("b", 4, "choice", views=4)]
+)
 def test_logits_have_one_column_per_output(head):
     logits = make_learner(head)(make_batch(views=head.views), head)
     assert logits.shape == (3, head.outputs)
@@ -144,7 +148,10 @@ def test_an_mlp_widens_too():
     ("head", "message"),
     [
         (Head("classes", 4, layout="linear"), "has 5 outputs and cannot shrink to 4"),
-        (Head("classes", 6, "multi_label", "linear"), r"is \(class, linear, 1 views\) and cannot become \(multi_label"),
+        (
+            Head("classes", 6, "multi_label", "linear"),
+            r"is \(class, linear, 1 views\) and cannot become \(multi_label",
+        ),
         (Head("classes", 6), r"cannot become \(class, mlp, 1 views\)"),
         (Head("classes", 6, layout="linear", views=2), r"cannot become \(class, linear, 2 views\)"),
     ],

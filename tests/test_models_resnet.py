@@ -18,7 +18,8 @@ def count(module: nn.Module) -> int:
 
 
 @pytest.mark.parametrize(
-    ("stem", "parameters"), [("cifar", 11_168_832), ("podnet", 11_168_832), ("imagenet", 11_176_512)]
+    ("stem", "parameters"),
+    [("cifar", 11_168_832), ("podnet", 11_168_832), ("imagenet", 11_176_512)],
 )
 def test_it_has_the_published_number_of_parameters(stem, parameters):
     assert count(build_resnet(64, stem)) == parameters
@@ -65,13 +66,20 @@ def run_plainly(weights: dict[str, torch.Tensor], images: torch.Tensor) -> torch
         keys = ("running_mean", "running_var", "weight", "bias")
         return functional.batch_norm(x, *(weights[f"{name}.{key}"] for key in keys), eps=1e-5)
 
-    x = functional.relu(norm(functional.conv2d(images, weights["stem.0.weight"], padding=1), "stem.1"))
+    x = functional.relu(
+        norm(functional.conv2d(images, weights["stem.0.weight"], padding=1), "stem.1")
+    )
     for index in range(8):
         name, stride = f"blocks.{index}", 2 if index in (2, 4, 6) else 1
         y = functional.conv2d(x, weights[f"{name}.conv1.weight"], stride=stride, padding=1)
-        y = functional.conv2d(functional.relu(norm(y, f"{name}.norm1")), weights[f"{name}.conv2.weight"], padding=1)
+        y = functional.conv2d(
+            functional.relu(norm(y, f"{name}.norm1")), weights[f"{name}.conv2.weight"], padding=1
+        )
         if stride == 2:
-            x = norm(functional.conv2d(x, weights[f"{name}.shortcut.0.weight"], stride=2), f"{name}.shortcut.1")
+            x = norm(
+                functional.conv2d(x, weights[f"{name}.shortcut.0.weight"], stride=2),
+                f"{name}.shortcut.1",
+            )
         x = functional.relu(norm(y, f"{name}.norm2") + x)
     return x.flatten(2).mean(2)
 

@@ -23,7 +23,10 @@ def three_modalities() -> ViltModel:
 
 def row_of(batch, text: int, image: int):
     picked = {name: value[text : text + 1] for name, value in batch.items() if value.dim() == 2}
-    return {**picked, **{name: value[image : image + 1] for name, value in batch.items() if value.dim() > 2}}
+    return {
+        **picked,
+        **{name: value[image : image + 1] for name, value in batch.items() if value.dim() > 2},
+    }
 
 
 def test_pooled_output_equals_transformers_on_a_ragged_batch(encoder):
@@ -42,7 +45,10 @@ def test_an_example_scores_the_same_alone_and_in_any_company(encoder):
             for name in ("pixel_values", "pixel_mask"):
                 alone[name] = alone[name][..., : rows * PATCH, : columns * PATCH]
             words = int(alone["attention_mask"].sum())
-            alone = {**alone, **{name: alone[name][:, :words] for name in ("input_ids", "attention_mask")}}
+            alone = {
+                **alone,
+                **{name: alone[name][:, :words] for name in ("input_ids", "attention_mask")},
+            }
             assert_close(encoder(alone), together[index : index + 1], atol=1e-5, rtol=0)
 
 
@@ -66,7 +72,9 @@ def test_four_choices_are_four_passes_of_transformers_on_one_image(encoder):
         for choice in range(4):
             texts = {name: batch[name][choice::4] for name in ("input_ids", "attention_mask")}
             images = {name: batch[name] for name in ("pixel_values", "pixel_mask")}
-            assert_close(features[:, choice], oracle(**texts, **images).pooler_output, atol=1e-5, rtol=0)
+            assert_close(
+                features[:, choice], oracle(**texts, **images).pooler_output, atol=1e-5, rtol=0
+            )
 
 
 def test_patches_of_an_image_are_embedded_once_whatever_the_choices(encoder):
@@ -88,24 +96,38 @@ def test_an_eval_pass_leaves_the_random_state_alone_and_repeats_bit_for_bit(enco
 
 
 def test_gradients_equal_those_of_transformers():
-    encoder, oracle, batch = ViltEncoder(three_modalities()).eval(), three_modalities(), make_batch(3, SIZES[:3])
+    encoder, oracle, batch = (
+        ViltEncoder(three_modalities()).eval(),
+        three_modalities(),
+        make_batch(3, SIZES[:3]),
+    )
     encoder(batch).square().sum().backward()
     oracle(**batch).pooler_output.square().sum().backward()
     ours, theirs = dict(encoder.vilt.named_parameters()), dict(oracle.named_parameters())
     assert ours.keys() == theirs.keys()
     for name, parameter in theirs.items():
-        assert_close(ours[name].grad, parameter.grad, atol=1e-5, rtol=1e-4, msg=lambda text, name=name: name + text)
+        assert_close(
+            ours[name].grad,
+            parameter.grad,
+            atol=1e-5,
+            rtol=1e-4,
+            msg=lambda text, name=name: name + text,
+        )
 
 
 def test_every_parameter_is_there_once_and_under_the_name_of_transformers(encoder):
     names = [name for name, _ in encoder.named_parameters(remove_duplicate=False)]
     assert len(names) == len(set(names))
-    assert [name.removeprefix("vilt.") for name in names] == [name for name, _ in make_model().named_parameters()]
+    assert [name.removeprefix("vilt.") for name in names] == [
+        name for name, _ in make_model().named_parameters()
+    ]
 
 
 def test_the_owner_of_the_bare_parameters_gives_one_row_per_image(encoder):
     shapes = []
-    handle = encoder.vilt.embeddings.register_forward_hook(lambda module, inputs, output: shapes.append(output.shape))
+    handle = encoder.vilt.embeddings.register_forward_hook(
+        lambda module, inputs, output: shapes.append(output.shape)
+    )
     encoder(make_batch(2, SIZES[:4]))
     handle.remove()
     assert shapes == [(4, 1 + 36, 16)]
@@ -114,7 +136,9 @@ def test_the_owner_of_the_bare_parameters_gives_one_row_per_image(encoder):
 def test_text_positions_are_looked_up_for_every_row(encoder):
     shapes = []
     positions = encoder.vilt.embeddings.text_embeddings.position_embeddings
-    handle = positions.register_forward_hook(lambda module, inputs, output: shapes.append(output.shape))
+    handle = positions.register_forward_hook(
+        lambda module, inputs, output: shapes.append(output.shape)
+    )
     encoder(make_batch(4, SIZES[:4]))
     handle.remove()
     assert shapes == [(4, 9, 16)]
@@ -122,7 +146,10 @@ def test_text_positions_are_looked_up_for_every_row(encoder):
 
 def test_the_second_image_starts_as_a_copy_of_the_first():
     encoder = ViltEncoder(make_model())
-    weight, old = encoder.vilt.embeddings.token_type_embeddings.weight, make_model().embeddings.token_type_embeddings
+    weight, old = (
+        encoder.vilt.embeddings.token_type_embeddings.weight,
+        make_model().embeddings.token_type_embeddings,
+    )
     assert encoder.vilt.config.modality_type_vocab_size == 3
     assert torch.equal(weight[:2], old.weight)
     assert torch.equal(weight[2], old.weight[1])

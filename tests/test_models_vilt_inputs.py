@@ -30,8 +30,13 @@ def folder(tmp_path_factory):
 
 def test_a_folder_in_hub_format_loads_and_gives_what_transformers_gives(folder):
     encoder, inputs = load_vilt(folder)
-    images = [Image.new("RGB", size, colour) for size, colour in (((64, 40), "red"), ((30, 61), "blue"))]
-    batch = {**inputs.read_texts(["what colour", "is there a big red circle"]), **inputs.read_images(images)}
+    images = [
+        Image.new("RGB", size, colour) for size, colour in (((64, 40), "red"), ((30, 61), "blue"))
+    ]
+    batch = {
+        **inputs.read_texts(["what colour", "is there a big red circle"]),
+        **inputs.read_images(images),
+    }
     with torch.no_grad():
         expected = ViltModel.from_pretrained(folder).eval()(**batch).pooler_output
         assert_close(encoder.eval()(batch)[:, 0], expected, atol=1e-5, rtol=0)
@@ -61,9 +66,15 @@ def test_legacy_files_of_the_hub_are_read(folder, tmp_path):
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     (tmp_path / "tokenizer.json").unlink()
     (tmp_path / "vocab.txt").write_text("\n".join(VOCABULARY) + "\n")
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer"}))
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "BertTokenizer"})
+    )
     legacy = {"do_resize": True, "do_normalize": True, "size": 32, "size_divisor": 8, "resample": 3}
-    legacy |= {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "feature_extractor_type": "ViltFeatureExtractor"}
+    legacy |= {
+        "image_mean": [0.5] * 3,
+        "image_std": [0.5] * 3,
+        "feature_extractor_type": "ViltFeatureExtractor",
+    }
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(legacy))
     weights = load_file(tmp_path / "model.safetensors")
     weights["embeddings.text_embeddings.position_ids"] = torch.arange(12)[None]
@@ -97,7 +108,9 @@ def change_config(folder, target, **changes) -> str:
 
 
 def test_weights_without_a_place_are_an_error(folder, tmp_path):
-    with pytest.raises(DataError, match=r"weights do not fit config.json \(encoder.layer.1.* has no place"):
+    with pytest.raises(
+        DataError, match=r"weights do not fit config.json \(encoder.layer.1.* has no place"
+    ):
         load_vilt(change_config(folder, tmp_path, num_hidden_layers=1))
 
 
@@ -110,7 +123,10 @@ def test_weights_of_another_shape_are_an_error(folder, tmp_path):
     ("changes", "message"),
     [
         ({"vocab_size": 9}, "ids up to 24, the model's vocabulary has 9 words"),
-        ({"vocab_size": 999}, "ids up to 24 only, the model's vocabulary has 999 words: it is another one's"),
+        (
+            {"vocab_size": 999},
+            "ids up to 24 only, the model's vocabulary has 999 words: it is another one's",
+        ),
         ({"pad_token_id": 3}, "pads with id 0, the model with 3"),
         ({"patch_size": 16}, "multiples of 8 pixels, patches are 16 wide"),
     ],
@@ -162,11 +178,17 @@ def test_lora_starts_as_the_checkpoint_and_trains_adapters_only(folder):
     adapted, _ = load_vilt(folder, lora=LoraConfig(rank=2, targets=("query", "value")))
     batch = make_batch(2, SIZES[:2])
     assert_close(adapted.eval()(batch), plain.eval()(batch))
-    trainable = {name: parameter.numel() for name, parameter in adapted.named_parameters() if parameter.requires_grad}
+    trainable = {
+        name: parameter.numel()
+        for name, parameter in adapted.named_parameters()
+        if parameter.requires_grad
+    }
     assert all("lora_" in name for name in trainable)
     assert sum(trainable.values()) == 2 * 2 * (2 * 16 + 16 * 2)  # layers, targets, two matrices
     adapted(batch).sum().backward()
-    assert all(parameter.grad is None for parameter in adapted.parameters() if not parameter.requires_grad)
+    assert all(
+        parameter.grad is None for parameter in adapted.parameters() if not parameter.requires_grad
+    )
 
 
 def test_an_unknown_lora_target_is_named(folder):
@@ -189,7 +211,12 @@ def words_of(inputs, read) -> list[str]:
 def test_texts_are_read_as_the_tokenizer_reads_them(inputs):
     texts = ["What colour is the big circle?", "two", "red " * 30]
     expected = inputs.tokenizer(
-        texts, padding=True, truncation=True, max_length=12, return_tensors="pt", return_token_type_ids=False
+        texts,
+        padding=True,
+        truncation=True,
+        max_length=12,
+        return_tensors="pt",
+        return_token_type_ids=False,
     )
     assert_close(inputs.read_texts(texts), dict(expected))
 
@@ -203,13 +230,17 @@ def test_a_pair_is_framed_like_one_text_with_a_separator(inputs):
 
 
 def test_it_is_the_question_that_gets_truncated(inputs):
-    read = inputs.read_texts([("left " * 20, "red blue"), ("left " * 20, "red " * 30), ("left right", "red " * 9)])
+    read = inputs.read_texts(
+        [("left " * 20, "red blue"), ("left " * 20, "red " * 30), ("left right", "red " * 9)]
+    )
     assert words_of(inputs, read) == [
         "[CLS] " + "left " * 7 + "[SEP] red blue [SEP]",
         "[CLS] [SEP] " + "red " * 9 + "[SEP]",
         "[CLS] [SEP] " + "red " * 9 + "[SEP]",
     ]
-    read = inputs.read_texts([("left " * 20, "blue blue", "red"), ("left", "blue " * 20, "red"), ("left", "", "red")])
+    read = inputs.read_texts(
+        [("left " * 20, "blue blue", "red"), ("left", "blue " * 20, "red"), ("left", "", "red")]
+    )
     assert words_of(inputs, read) == [
         "[CLS] " + "left " * 6 + "blue blue [SEP] red [SEP]",
         "[CLS] " + "blue " * 8 + "[SEP] red [SEP]",
@@ -220,13 +251,22 @@ def test_it_is_the_question_that_gets_truncated(inputs):
 def test_pictures_are_read_as_the_processor_reads_them(inputs):
     generator = np.random.default_rng(0)
     shapes = [(40, 64), (64, 40), (32, 32), (33, 47), (20, 90), (7, 9)]
-    images = [Image.fromarray(generator.integers(0, 256, (*shape, 3), dtype=np.uint8)) for shape in shapes]
-    assert_close(inputs.read_images(images), dict(inputs.images(images, return_tensors="pt")), atol=1e-6, rtol=0)
+    images = [
+        Image.fromarray(generator.integers(0, 256, (*shape, 3), dtype=np.uint8)) for shape in shapes
+    ]
+    assert_close(
+        inputs.read_images(images),
+        dict(inputs.images(images, return_tensors="pt")),
+        atol=1e-6,
+        rtol=0,
+    )
 
 
 def test_grey_and_palette_pictures_become_colour(inputs):
     picture = Image.effect_noise((40, 40), 60)
-    read = inputs.read_images([picture, picture.convert("RGB"), picture.convert("RGBA")])["pixel_values"]
+    read = inputs.read_images([picture, picture.convert("RGB"), picture.convert("RGBA")])[
+        "pixel_values"
+    ]
     assert torch.equal(read[0], read[1])
     assert torch.equal(read[0], read[2])
 
@@ -248,9 +288,17 @@ def test_inputs_survive_the_way_to_a_worker(inputs):
 def test_a_hub_without_an_address_is_not_asked_again_and_again(tmp_path):
     """Names that end in .invalid have no address anywhere. Its library would say that it is retrying."""
     code = "from mcit.models.vilt_inputs import read_config; read_config('nobody/vilt')"
-    environment = {key: value for key, value in os.environ.items() if not key.lower().endswith("_proxy")}
-    environment |= {"HF_ENDPOINT": "https://hub.invalid", "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    environment = {
+        key: value for key, value in os.environ.items() if not key.lower().endswith("_proxy")
+    }
+    environment |= {
+        "HF_ENDPOINT": "https://hub.invalid",
+        "HF_HUB_OFFLINE": "0",
+        "HF_HOME": str(tmp_path),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
     assert "DataError: nobody/vilt: no ViLT checkpoint" in done.stderr
     assert "or take the small ViLT that ships with mcit: --set model.name=embedded" in done.stderr
     assert "Retrying" not in done.stderr

@@ -27,7 +27,9 @@ def loop(model: nn.Module, batch: Batch, forward: Forward = read_logits) -> dict
         else:
             one = tuple(part[number : number + 1] for part in batch)
         logits, target = forward(model, one)
-        loss = nn.functional.cross_entropy(logits if logits.dtype == torch.double else logits.float(), target)
+        loss = nn.functional.cross_entropy(
+            logits if logits.dtype == torch.double else logits.float(), target
+        )
         gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
         for name, gradient in zip(parameters, gradients, strict=True):
             if gradient is not None:
@@ -38,7 +40,10 @@ def loop(model: nn.Module, batch: Batch, forward: Forward = read_logits) -> dict
 def split(batch: Batch) -> list[Batch]:
     """Two batches of different size."""
     if isinstance(batch, dict):
-        return [{key: value[rows] for key, value in batch.items()} for rows in (slice(3), slice(3, None))]
+        return [
+            {key: value[rows] for key, value in batch.items()}
+            for rows in (slice(3), slice(3, None))
+        ]
     return [tuple(part[rows] for part in batch) for rows in (slice(3), slice(3, None))]
 
 
@@ -47,7 +52,9 @@ def distance(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
     assert found.keys() == expected.keys()
     largest = max(float(value.max()) for value in expected.values())
     assert largest > 0
-    return max(float((found[name] - value).abs().max()) for name, value in expected.items()) / largest
+    return (
+        max(float((found[name] - value).abs().max()) for name, value in expected.items()) / largest
+    )
 
 
 def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float) -> None:
@@ -87,7 +94,10 @@ def test_every_network_does_so_under_autocast(name):
 
 def convert(batch: Batch, dtype: torch.dtype) -> Batch:
     if isinstance(batch, dict):
-        return {key: value.to(dtype) if value.is_floating_point() else value for key, value in batch.items()}
+        return {
+            key: value.to(dtype) if value.is_floating_point() else value
+            for key, value in batch.items()
+        }
     return tuple(part.to(dtype) if part.is_floating_point() else part for part in batch)
 
 
@@ -104,7 +114,9 @@ def test_every_network_does_so_in_16_bits(name):
 
 
 @pytest.mark.parametrize("name", ZOO)
-def test_a_network_that_is_wrapped_by_torch_compile_is_measured_uncompiled_under_its_own_names(name):
+def test_a_network_that_is_wrapped_by_torch_compile_is_measured_uncompiled_under_its_own_names(
+    name,
+):
     model, batch = build(name)
     expected = loop(model, batch)
     found = measure_importance(torch.compile(model, backend="eager"), split(batch))
@@ -114,7 +126,20 @@ def test_a_network_that_is_wrapped_by_torch_compile_is_measured_uncompiled_under
     assert_equal(measure_importance(compiled, split(batch)).values, expected, 1e-5)
 
 
-COMPILED = ["mlp", "deep", "shared", "cnn", "conv1d", "rms-norm", "attention", "tied", "bert", "llama", "vit", "resnet"]
+COMPILED = [
+    "mlp",
+    "deep",
+    "shared",
+    "cnn",
+    "conv1d",
+    "rms-norm",
+    "attention",
+    "tied",
+    "bert",
+    "llama",
+    "vit",
+    "resnet",
+]
 
 
 @pytest.mark.slow

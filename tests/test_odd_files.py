@@ -196,7 +196,10 @@ def test_a_file_of_cifar_that_is_none_is_not_waited_for(tmp_path, name, kind):
 def test_an_archive_that_is_no_file_is_not_waited_for(root, name, kind, capsys):
     shutil.rmtree(root / "ms-coco" / "images")
     ODD[kind](root / "ms-coco" / name)
-    assert main(["doctor", "--data-root", str(root), "--order", "vqa", "--set", "tasks.vqa.minimum=1"]) == 3
+    assert (
+        main(["doctor", "--data-root", str(root), "--order", "vqa", "--set", "tasks.vqa.minimum=1"])
+        == 3
+    )
     assert "ms-coco/images is missing" in capsys.readouterr().out
 
 
@@ -207,7 +210,10 @@ def test_a_shard_of_the_image_cache_that_is_no_file_is_damaged(root, kind, capsy
     ODD[kind](shard)
     task = find_task("snli-ve")(root=root)
     task.check()
-    assert "no image comes from the cache" in task.notices(None)[0] or "is not used" in task.notices(None)[0]
+    assert (
+        "no image comes from the cache" in task.notices(None)[0]
+        or "is not used" in task.notices(None)[0]
+    )
     assert main(["prepare", "--data-root", str(root), "--order", "snli-ve", "--jobs", "1"]) == 0
     assert "5 images written" in capsys.readouterr().out
 
@@ -229,7 +235,9 @@ def test_a_vocabulary_without_an_end_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["cut", "empty", "table", "other"])
-def test_a_damaged_shard_is_said_on_stderr_when_its_pictures_are_read_from_their_sources(root, damage, capsys):
+def test_a_damaged_shard_is_said_on_stderr_when_its_pictures_are_read_from_their_sources(
+    root, damage, capsys
+):
     processor = small_processor()
     examples = find_task("nlvr2")(root=root).examples("train")
     expected = find_task("nlvr2")(root=root).collate([examples[0]], processor)
@@ -238,7 +246,9 @@ def test_a_damaged_shard_is_said_on_stderr_when_its_pictures_are_read_from_their
     data = shard.read_bytes()
     flipped = bytearray(data)
     flipped[-40] ^= 255
-    shard.write_bytes({"cut": data[:-9], "empty": b"", "table": bytes(flipped), "other": b"x" * 300}[damage])
+    shard.write_bytes(
+        {"cut": data[:-9], "empty": b"", "table": bytes(flipped), "other": b"x" * 300}[damage]
+    )
     task = find_task("nlvr2")(root=root)
     capsys.readouterr()
     batch = task.collate([task.examples("train")[0]], processor)
@@ -273,7 +283,9 @@ def test_an_image_that_is_far_too_long_is_refused_before_it_is_scaled(tmp_path, 
     path.write_bytes(make_gray(*size))
     images = read_imagenet_subset(tmp_path, "eval", [7], None)
     tracemalloc.start()
-    with pytest.raises(BadRecord, match=rf"has {size[0]}x{size[1]} pixels, one side more than 200 times the other"):
+    with pytest.raises(
+        BadRecord, match=rf"has {size[0]}x{size[1]} pixels, one side more than 200 times the other"
+    ):
         images.fetch(torch.tensor([0]), training=False)
     assert tracemalloc.get_traced_memory()[1] < 1 << 24
     tracemalloc.stop()
@@ -286,7 +298,9 @@ def test_an_image_that_is_far_too_long_is_refused_before_it_is_scaled(tmp_path, 
 @pytest.mark.parametrize("name", ANNOTATIONS)
 def test_no_task_opens_an_image_that_is_far_too_long(root, name):
     task = find_task(name)(root=root, **OPTIONS.get(name, {}))
-    task.pictures(task.table("train")[0], task.folder(task.splits["train"]))[0].path.write_bytes(make_gray(1, 60_000))
+    task.pictures(task.table("train")[0], task.folder(task.splits["train"]))[0].path.write_bytes(
+        make_gray(1, 60_000)
+    )
     with pytest.raises(DataError, match="one side more than 200 times the other"):
         task.examples("train")[0]
 
@@ -318,7 +332,9 @@ def test_a_gray_of_16_bits_is_what_the_same_gray_as_a_color_is():
 
     def make(color: int, values: np.ndarray) -> bytes:
         rows = values.astype(">u2").reshape(256, -1)
-        return make_png(256, 256, depth=16, color=color, data=b"".join(b"\0" + row.tobytes() for row in rows))
+        return make_png(
+            256, 256, depth=16, color=color, data=b"".join(b"\0" + row.tobytes() for row in rows)
+        )
 
     gray = decode_image(make(0, RAMP), "gray")
     color = decode_image(make(2, np.repeat(RAMP[:, :, None], 3, axis=2)), "color")
@@ -328,14 +344,21 @@ def test_a_gray_of_16_bits_is_what_the_same_gray_as_a_color_is():
 @pytest.mark.parametrize(
     ("array", "words"),
     [
-        (np.linspace(0, 1, 64, dtype=np.float32).reshape(8, 8), "an image of floating-point numbers"),
-        (np.arange(64, dtype=np.int32).reshape(8, 8) * 1000, "an image of signed or 32-bit numbers"),
+        (
+            np.linspace(0, 1, 64, dtype=np.float32).reshape(8, 8),
+            "an image of floating-point numbers",
+        ),
+        (
+            np.arange(64, dtype=np.int32).reshape(8, 8) * 1000,
+            "an image of signed or 32-bit numbers",
+        ),
     ],
 )
 def test_numbers_without_a_range_are_refused_and_the_doctor_says_so(root, array, words, capsys):
     data = save(array, "TIFF")
     with pytest.raises(
-        BadRecord, match=f"it is {words}, and nothing says which of them is white; save it with 8 or 16"
+        BadRecord,
+        match=f"it is {words}, and nothing says which of them is white; save it with 8 or 16",
     ):
         decode_image(data, "it")
     for path in list_images(root / "flickr30k"):
@@ -358,13 +381,17 @@ MODES = {
 }
 
 
-@pytest.mark.parametrize(("form", "mode"), [(form, mode) for form, modes in MODES.items() for mode in modes])
+@pytest.mark.parametrize(
+    ("form", "mode"), [(form, mode) for form, modes in MODES.items() for mode in modes]
+)
 def test_images_of_8_bits_are_read_as_pillow_reads_them(form, mode):
     if form == "WEBP" and not features.check("webp"):
         pytest.skip("this Pillow has no WebP")
     pixels = np.random.default_rng(0).integers(0, 256, (19, 23, 4), dtype=np.uint8)
     file = io.BytesIO()
-    Image.fromarray(pixels).convert("RGB" if mode in ("1", "CMYK") else "RGBA").convert(mode).save(file, form)
+    Image.fromarray(pixels).convert("RGB" if mode in ("1", "CMYK") else "RGBA").convert(mode).save(
+        file, form
+    )
     expected = Image.open(io.BytesIO(file.getvalue())).convert("RGB")
     assert decode_image(file.getvalue(), "it").tobytes() == expected.tobytes()
 
@@ -410,14 +437,30 @@ def test_nothing_that_files_hold_reaches_the_terminal_as_it_is(root, capsys):
     records[0]["gold_label"] = NASTY
     records[1][NASTY] = records[1].pop("gold_label")
     annotations.write_text("".join(json.dumps(record) + "\n" for record in records))
-    shutil.move(root / "nlvr2" / "images" / "train", root / "nlvr2" / "images" / f"tr\x1b[31main{NASTY}")
+    shutil.move(
+        root / "nlvr2" / "images" / "train", root / "nlvr2" / "images" / f"tr\x1b[31main{NASTY}"
+    )
     (root / f"v\x1b[31m{NASTY}.zip").write_text("no archive")
-    for command in (["doctor"], ["doctor", "--deep"], ["prepare"], ["prepare", "--order", "snli-ve"]):
+    for command in (
+        ["doctor"],
+        ["doctor", "--deep"],
+        ["prepare"],
+        ["prepare", "--order", "snli-ve"],
+    ):
         main([*command, "--data-root", str(root), "--set", "tasks.vqa.minimum=1"])
         printed = capsys.readouterr()
         assert_prints(printed.out.replace("\x1b[0m", ""))
         assert_prints(printed.err)
-    argv = ["run", "--order", "snli-ve", "--data-root", str(root), "--set", "model.name=embedded", "--dry-run"]
+    argv = [
+        "run",
+        "--order",
+        "snli-ve",
+        "--data-root",
+        str(root),
+        "--set",
+        "model.name=embedded",
+        "--dry-run",
+    ]
     assert main(argv) == 2
     assert_prints(capsys.readouterr().err)
 

@@ -35,7 +35,9 @@ class Maps(nn.Module):
         super().__init__()
         self.c1 = nn.Conv2d(3, 4, 3, padding=1, bias=False)
         self.c2 = nn.Conv2d(4, 6, 3, padding=1, stride=2, bias=False)
-        self.n1, self.n2 = (nn.BatchNorm2d(4), nn.BatchNorm2d(6)) if normalised else (nn.Identity(), nn.Identity())
+        self.n1, self.n2 = (
+            (nn.BatchNorm2d(4), nn.BatchNorm2d(6)) if normalised else (nn.Identity(), nn.Identity())
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.avg_pool2d(torch.relu(self.n1(self.c1(x))), 2)
@@ -52,7 +54,11 @@ class Network(nn.Module):
 
 
 def part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name[len(prefix) + 1 :]: value for name, value in tensors.items() if name.startswith(prefix + "/")}
+    return {
+        name[len(prefix) + 1 :]: value
+        for name, value in tensors.items()
+        if name.startswith(prefix + "/")
+    }
 
 
 def build(case: str) -> tuple[Network, dict[str, Tensor], list[tuple[Tensor, Tensor]]]:
@@ -70,7 +76,9 @@ def assert_near(found, expected, tolerance: float = TOLERANCE) -> None:
     assert found.keys() == expected.keys()
     for name, truth in expected.items():
         error, top = float((found[name].detach() - truth).abs().max()), float(truth.abs().max())
-        assert error <= tolerance * top, f"{name} is off by {error:.3g} where the maximum is {top:.3g}"
+        assert error <= tolerance * top, (
+            f"{name} is off by {error:.3g} where the maximum is {top:.3g}"
+        )
 
 
 def set_weights(network: nn.Module, weights: dict[str, Tensor]) -> None:
@@ -89,7 +97,9 @@ def test_the_networks_are_those_of_the_fixtures(case):
 @pytest.mark.parametrize("cap", [None, 1e-4])
 def test_the_release_s_importance_is_unit_batch_in_mode_train(case, kind, cap):
     network, tensors, batches = build(case)
-    found = measure_importance(network, batches, score=SCORES[kind], unit="batch", mode="train", cap=cap)
+    found = measure_importance(
+        network, batches, score=SCORES[kind], unit="batch", mode="train", cap=cap
+    )
     form = "unclamped" if cap is None else "clamped1e-4"
     assert_near(found.values, part(tensors, f"omega_{kind}_{form}"))
     assert found.examples == CASES[case]["N"]
@@ -102,7 +112,9 @@ def test_batch_norm_statistics_move_as_in_the_release_only_when_asked(kind):
     measure_importance(network, batches, score=SCORES[kind], unit="batch", mode="train")
     for name, buffer in network.named_buffers():
         assert torch.equal(buffer, before[name]), name
-    found = measure_importance(network, batches, score=SCORES[kind], unit="batch", mode="train", update_buffers=True)
+    found = measure_importance(
+        network, batches, score=SCORES[kind], unit="batch", mode="train", update_buffers=True
+    )
     assert_near(found.values, part(tensors, f"omega_{kind}_unclamped"))
     after = part(tensors, f"bn_after_{kind}")
     assert_near({name: dict(network.named_buffers())[name] for name in after}, after, 1e-5)
@@ -127,7 +139,9 @@ def test_penalty_and_its_gradient_are_the_release_s(case, kind, form):
     manager = ConsolidationManager(network.named_parameters(), strength=1.0)
     manager.consolidate(part(tensors, f"omega_{kind}_{form}"))
     set_weights(network, part(tensors, "theta_perturbed"))
-    assert float(manager.penalty()) == pytest.approx(CASES[case][f"penalty_{kind}_{form}"], rel=1e-4)
+    assert float(manager.penalty()) == pytest.approx(
+        CASES[case][f"penalty_{kind}_{form}"], rel=1e-4
+    )
     manager.add_gradient_()
     gradients = {name: parameter.grad for name, parameter in network.named_parameters()}
     assert_near(gradients, part(tensors, f"penalty_grad_{kind}_{form}"))
@@ -143,7 +157,10 @@ def train_epoch(network: Network, manager: ConsolidationManager, batches, known:
     about = CASES["inc_mlp_dr"]
     network.train()
     optimizer = torch.optim.SGD(
-        network.parameters(), lr=about["lr"], momentum=about["momentum"], weight_decay=about["weight_decay"]
+        network.parameters(),
+        lr=about["lr"],
+        momentum=about["momentum"],
+        weight_decay=about["weight_decay"],
     )
     for x, y in batches:
         optimizer.zero_grad()
@@ -158,24 +175,40 @@ def test_two_incremental_tasks_end_at_the_release_s_weights_importance_and_penal
     x, y = tensors["input/x"], tensors["input/y"]
     network = Network(Features(), 5, 3)
     set_weights(network, part(tensors, "task0/theta_start"))
-    manager = ConsolidationManager(network.named_parameters(), strength=about["lamda"], merge="share")
+    manager = ConsolidationManager(
+        network.named_parameters(), strength=about["lamda"], merge="share"
+    )
     for number, task in enumerate(about["tasks"]):
         known, total = task["known"], task["total"]
         mine = (y >= known) & (y < total)
-        batches = list(zip(x[mine].split(about["batch_size"]), y[mine].split(about["batch_size"]), strict=True))
+        batches = list(
+            zip(x[mine].split(about["batch_size"]), y[mine].split(about["batch_size"]), strict=True)
+        )
         if number:
             before = {name: p.detach().clone() for name, p in network.named_parameters()}
             start = part(tensors, f"task{number}/theta_start")
-            assert_near({n: start[n][:known] if n.startswith("fc") else start[n] for n in before}, before)
+            assert_near(
+                {n: start[n][:known] if n.startswith("fc") else start[n] for n in before}, before
+            )
             grow(
                 network,
-                {**start, **before, **{n: torch.cat([before[n], start[n][known:]]) for n in start if "fc" in n}},
+                {
+                    **start,
+                    **before,
+                    **{n: torch.cat([before[n], start[n][known:]]) for n in start if "fc" in n},
+                },
             )
             manager.track(network.named_parameters())
             train_epoch(network, manager, batches, known)
         assert_near(dict(network.named_parameters()), part(tensors, f"task{number}/theta_end"))
         fresh = measure_importance(
-            network, batches, score="reversed", unit="batch", mode="train", cap=about["omegamax"], update_buffers=True
+            network,
+            batches,
+            score="reversed",
+            unit="batch",
+            mode="train",
+            cap=about["omegamax"],
+            update_buffers=True,
         )
         assert_near(fresh.values, part(tensors, f"task{number}/omega_fresh"))
         manager.consolidate(fresh, old_share=known / total if number else None)
@@ -202,7 +235,9 @@ def test_a_grown_head_is_penalised_on_its_old_rows_only():
     manager.consolidate(part(tensors, "task2/omega_merged"))
     grow(network, part(tensors, "final_perturbed_theta"))
     manager.track(network.named_parameters())
-    assert float(manager.penalty()) == pytest.approx(CASES["inc_mlp_dr"]["final_penalty_unscaled"], rel=1e-4)
+    assert float(manager.penalty()) == pytest.approx(
+        CASES["inc_mlp_dr"]["final_penalty_unscaled"], rel=1e-4
+    )
     manager.add_gradient_()
     expected = part(tensors, "final_penalty_grad")
     assert_near({name: p.grad for name, p in network.named_parameters()}, expected)
@@ -232,8 +267,14 @@ def test_facil_s_importances_are_unit_batch(options, key):
     network = MultiHead()
     network.load_state_dict(part(tensors, "theta"))
     full = [
-        (x, y) for x, y in zip(tensors["input/x"].split(8), tensors["input/y"].split(8), strict=True) if len(x) == 8
+        (x, y)
+        for x, y in zip(tensors["input/x"].split(8), tensors["input/y"].split(8), strict=True)
+        if len(x) == 8
     ]
     found = measure_importance(network, full, unit="batch", **options)
-    backbone = {name.removeprefix("model."): v for name, v in found.values.items() if name.startswith("model.")}
+    backbone = {
+        name.removeprefix("model."): v
+        for name, v in found.values.items()
+        if name.startswith("model.")
+    }
     assert_near(backbone, part(tensors, key))

@@ -54,11 +54,17 @@ def test_a_passport_names_the_launcher_with_its_options(tmp_path, flags):
     (tmp_path / "script.py").write_text(NAMING)
     (tmp_path / "accelerate").write_text(STARTING)
     words = [str(tmp_path / "accelerate"), "launch", *flags, "script.py", "--order", "shapes:5x4"]
-    done = subprocess.run([sys.executable, *words], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert done.stdout == f"{['accelerate', 'launch', *flags, 'script.py', '--order', 'shapes:5x4']}\n"
+    done = subprocess.run(
+        [sys.executable, *words], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert (
+        done.stdout == f"{['accelerate', 'launch', *flags, 'script.py', '--order', 'shapes:5x4']}\n"
+    )
 
 
-def test_a_passport_names_the_commit_of_a_checkout_and_whether_it_was_changed(tmp_path, monkeypatch):
+def test_a_passport_names_the_commit_of_a_checkout_and_whether_it_was_changed(
+    tmp_path, monkeypatch
+):
     (tmp_path / "mcit").mkdir()
     source = tmp_path / "mcit" / "__init__.py"
     source.write_text("")
@@ -67,13 +73,17 @@ def test_a_passport_names_the_commit_of_a_checkout_and_whether_it_was_changed(tm
     git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
     for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "one"]):
         subprocess.run([*git, *words], check=True)
-    commit = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    commit = subprocess.run(
+        [*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True
+    ).stdout.strip()
     assert make_passport()["source"] == {"commit": commit, "changed": False}
     source.write_text("changed = True\n")
     assert make_passport()["source"] == {"commit": commit, "changed": True}
 
 
-def test_a_passport_of_an_installed_mcit_names_no_commit_of_the_repository_around_it(tmp_path, monkeypatch):
+def test_a_passport_of_an_installed_mcit_names_no_commit_of_the_repository_around_it(
+    tmp_path, monkeypatch
+):
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
     (tmp_path / "site-packages" / "mcit").mkdir(parents=True)
     monkeypatch.setattr("mcit.__file__", str(tmp_path / "site-packages" / "mcit" / "__init__.py"))
@@ -109,7 +119,9 @@ def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
     """After a power cut there is the old file or the new one, and not an empty one."""
     events = []
     replace = os.replace
-    monkeypatch.setattr(os, "fsync", lambda handle: events.append(Path(os.readlink(f"/proc/self/fd/{handle}")).name))
+    monkeypatch.setattr(
+        os, "fsync", lambda handle: events.append(Path(os.readlink(f"/proc/self/fd/{handle}")).name)
+    )
     monkeypatch.setattr(os, "replace", lambda *names: (events.append("renamed"), replace(*names)))
     write_json(tmp_path / "scores.json", {})
     assert events == ["scores.json.tmp", "renamed", tmp_path.name]

@@ -66,7 +66,11 @@ MODELS = {
     "tied": (lambda: Tied(False), sentences, ()),
     "tied functionally": (lambda: Tied(True), sentences, ("words.weight",)),
     "functional": (lambda: Functional(1.0), vectors, ("layer.weight",)),
-    "only functional": (lambda: Functional(1.0, called=False), vectors, ("layer.weight", "layer.bias")),
+    "only functional": (
+        lambda: Functional(1.0, called=False),
+        vectors,
+        ("layer.weight", "layer.bias"),
+    ),
     "thrice": (Thrice, vectors, ()),
     "parametrized": (
         Parametrized,
@@ -99,7 +103,9 @@ def truth(model: nn.Module, x: Tensor, y: Tensor, **options) -> dict[str, Tensor
 @pytest.mark.parametrize("name", MODELS)
 def test_every_parameter_is_exact_and_served_by_a_rule_where_there_is_one(name, score):
     model, x, y = prepare(name)
-    found = measure_importance(model, in_batches(x, y, 3, 3, 1), score=score)  # the last batch is ragged
+    found = measure_importance(
+        model, in_batches(x, y, 3, 3, 1), score=score
+    )  # the last batch is ragged
     expected = truth(model, x, y, score=score)
     unused = {key: value for key, value in found.values.items() if key.startswith("unused")}
     assert not any(value.any() for value in unused.values())
@@ -115,10 +121,18 @@ def test_every_parameter_is_exact_and_served_by_a_rule_where_there_is_one(name, 
 @pytest.mark.parametrize("name", MODELS)
 def test_no_order_of_batch_sizes_changes_the_result(name, sizes):
     model, x, y = prepare(name)
-    found = measure_importance(model.double(), in_batches(x if x.dtype == torch.long else x.double(), y, *sizes))
+    found = measure_importance(
+        model.double(), in_batches(x if x.dtype == torch.long else x.double(), y, *sizes)
+    )
     expected = truth(model, x, y)
     for key, value in expected.items():
-        assert_close(found.values[key], value, atol=1e-12, rtol=1e-9, msg=lambda text, key=key: f"{key}: {text}")
+        assert_close(
+            found.values[key],
+            value,
+            atol=1e-12,
+            rtol=1e-9,
+            msg=lambda text, key=key: f"{key}: {text}",
+        )
 
 
 @pytest.mark.parametrize("labels", ["all", "predicted"])
@@ -144,7 +158,9 @@ def test_sampled_labels_estimate_all_labels_and_do_not_depend_on_the_batch(name)
         2e-5,
     )
     exact = measure_importance(model, in_batches(x[:2], y[:2], 2), labels="all")
-    ratio = sum(float(v.sum()) for v in found.values.values()) / sum(float(v.sum()) for v in exact.values.values())
+    ratio = sum(float(v.sum()) for v in found.values.values()) / sum(
+        float(v.sum()) for v in exact.values.values()
+    )
     assert ratio == pytest.approx(1, abs=0.25)
 
 
@@ -217,14 +233,19 @@ def test_an_encoder_layer_with_frozen_attention_is_exact():
     class Encoder(nn.Module):
         def __init__(self):
             super().__init__()
-            self.layer, self.fc = nn.TransformerEncoderLayer(6, 2, 8, dropout=0.0, batch_first=True), nn.Linear(6, 4)
+            self.layer, self.fc = (
+                nn.TransformerEncoderLayer(6, 2, 8, dropout=0.0, batch_first=True),
+                nn.Linear(6, 4),
+            )
 
         def forward(self, x: Tensor) -> Tensor:
             return self.fc(self.layer(x).mean(dim=1))
 
     model, x, y = Encoder().eval(), torch.randn(6, 3, 6), torch.randint(4, (6,))
     model.layer.self_attn.requires_grad_(False)
-    assert_same_importance(measure_importance(model, in_batches(x, y, 4, 2)).values, truth(model, x, y))
+    assert_same_importance(
+        measure_importance(model, in_batches(x, y, 4, 2)).values, truth(model, x, y)
+    )
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
@@ -262,7 +283,9 @@ def test_a_layer_called_with_a_keyword_is_exact():
 
     torch.manual_seed(5)
     model, x, y = Keyword(), vectors(5), torch.randint(4, (5,))
-    assert_same_importance(measure_importance(model, in_batches(x, y, 3, 2)).values, truth(model, x, y))
+    assert_same_importance(
+        measure_importance(model, in_batches(x, y, 3, 2)).values, truth(model, x, y)
+    )
 
 
 def test_examples_that_come_out_in_another_order_are_exact():
@@ -276,7 +299,9 @@ def test_examples_that_come_out_in_another_order_are_exact():
 
     torch.manual_seed(6)
     model, x, y = Turned(), vectors(7), torch.randint(4, (7,))
-    assert_same_importance(measure_importance(model, in_batches(x, y, 4, 3)).values, truth(model, x, y))
+    assert_same_importance(
+        measure_importance(model, in_batches(x, y, 4, 3)).values, truth(model, x, y)
+    )
 
 
 def test_a_layer_whose_input_is_overwritten_afterwards_is_exact_or_refused():
@@ -300,7 +325,9 @@ def test_a_layer_whose_input_is_overwritten_afterwards_is_exact_or_refused():
 def test_a_lora_model_is_exact_and_measures_what_trains_only():
     torch.manual_seed(8)
     base = Thrice()
-    model = peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules=["layer"], modules_to_save=["fc"]))
+    model = peft.get_peft_model(
+        base, peft.LoraConfig(r=2, target_modules=["layer"], modules_to_save=["fc"])
+    )
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
             nn.init.normal_(parameter)
@@ -322,9 +349,13 @@ def test_a_resnet_18_is_exact_and_all_by_rules():
     def forward(model, batch):
         return model(batch, head), batch["labels"]
 
-    batches = [{key: value[rows] for key, value in batch.items()} for rows in (slice(4), slice(4, 6))]
+    batches = [
+        {key: value[rows] for key, value in batch.items()} for rows in (slice(4), slice(4, 6))
+    ]
     found = measure_importance(learner, batches, score="reversed", forward=forward)
-    assert_same_importance(found.values, one_at_a_time(learner, split(batch, 6), "reversed", forward=forward), 2e-5)
+    assert_same_importance(
+        found.values, one_at_a_time(learner, split(batch, 6), "reversed", forward=forward), 2e-5
+    )
     assert set(found.paths.values()) == {"rule"}
 
 
@@ -344,21 +375,32 @@ class Vilt(nn.Module):
         return self.vilt(**texts, **images, image_token_type_idx=kind).pooler_output
 
     def forward(self, batch) -> Tensor:
-        texts, images = torch.arange(len(batch["input_ids"])), torch.arange(len(batch["pixel_values"]))
+        texts, images = (
+            torch.arange(len(batch["input_ids"])),
+            torch.arange(len(batch["pixel_values"])),
+        )
         if self.use == "single":
             return self.head(self.run(batch, images, texts))
         if self.use == "two passes":
             sides = [self.run(batch, images[side::2], texts, side + 1) for side in (0, 1)]
             return self.head(torch.cat(sides, dim=1))
         if self.use == "pair, consecutive":
-            return self.head(self.run(batch, images, texts.repeat_interleave(2)).view(len(texts), -1))
+            return self.head(
+                self.run(batch, images, texts.repeat_interleave(2)).view(len(texts), -1)
+            )
         if self.use == "pair, blocks":
             pooled = self.run(batch, torch.cat([images[::2], images[1::2]]), texts.repeat(2))
             return self.head(torch.cat(pooled.chunk(2), dim=1))
         return self.head(self.run(batch, images.repeat_interleave(4), texts)).view(-1, 4)
 
 
-USES = {"single": (1, 1), "two passes": (1, 2), "pair, consecutive": (1, 2), "pair, blocks": (1, 2), "choice": (4, 1)}
+USES = {
+    "single": (1, 1),
+    "two passes": (1, 2),
+    "pair, consecutive": (1, 2),
+    "pair, blocks": (1, 2),
+    "choice": (4, 1),
+}
 
 
 def vilt_batch(use: str, examples: int):
@@ -399,7 +441,11 @@ def test_transformers_own_vilt_is_exact_in_every_use(use, score):
     slow = {name.partition("vilt.")[2] for name, path in found.paths.items() if path == "network"}
     allowed = {name for name in slow if name.startswith("embeddings.") or name.endswith("key.bias")}
     assert slow == allowed
-    layers = [path for name, path in found.paths.items() if ".layer." in name and not name.endswith("key.bias")]
+    layers = [
+        path
+        for name, path in found.paths.items()
+        if ".layer." in name and not name.endswith("key.bias")
+    ]
     assert Counter(layers).keys() == {"rule"}
 
 
@@ -412,7 +458,9 @@ def test_the_learner_s_vilt_is_exact_and_never_goes_through_the_whole_network(us
     learner.grow(head)
     learner.double().eval()  # in single precision, rounding alone comes to 1e-5 of the largest value
     batch = vilt_batch({"pair": "pair, consecutive"}.get(use, use), 5)
-    batch = {key: value.double() if value.is_floating_point() else value for key, value in batch.items()}
+    batch = {
+        key: value.double() if value.is_floating_point() else value for key, value in batch.items()
+    }
     if kind == "multi_label":
         batch["labels"] = torch.tensor([0, 0.3, 0.6, 0.9, 1])[torch.randint(5, (5, 3))]
 
@@ -428,5 +476,7 @@ def test_the_learner_s_vilt_is_exact_and_never_goes_through_the_whole_network(us
         assert_same_importance(found.values, expected, tolerance=1e-10, zero=zero)
         slow = {name for name, path in found.paths.items() if path == "network"}
         assert all(name.endswith("key.bias") for name in slow), slow
-        modules = {name.rpartition(".")[2] for name, path in found.paths.items() if path == "module"}
+        modules = {
+            name.rpartition(".")[2] for name, path in found.paths.items() if path == "module"
+        }
         assert modules <= {"cls_token", "position_embeddings", "bias"}, modules

@@ -20,7 +20,10 @@ from hypothesis.extra.numpy import arrays
 from PIL import Image
 from tiny_official import small_processor, write_image
 from torch.utils.data import DataLoader
-from transformers.models.vilt.image_processing_pil_vilt import ViltImageProcessorPil, get_resize_output_image_size
+from transformers.models.vilt.image_processing_pil_vilt import (
+    ViltImageProcessorPil,
+    get_resize_output_image_size,
+)
 
 from mcit.bench import loading
 from mcit.cli import main
@@ -106,12 +109,26 @@ def test_sizes_are_those_of_the_processor(settings_of):
     shorter, divisor = settings_of
     resizing = Resizing(shorter, divisor)
     rng = np.random.default_rng(1)
-    sizes = [(1, 1), (640, 480), (480, 640), (500, 375), (333, 500), (384, 384), (1920, 1080), (3000, 90), (639, 384)]
+    sizes = [
+        (1, 1),
+        (640, 480),
+        (480, 640),
+        (500, 375),
+        (333, 500),
+        (384, 384),
+        (1920, 1080),
+        (3000, 90),
+        (639, 384),
+    ]
     sizes += rng.integers(1, 2000, (2000, 2)).tolist()
     for width, height in sizes:
         shape = np.broadcast_to(np.uint8(0), (3, height, width))
-        expected = get_resize_output_image_size(shape, shorter, int(1333 / 800 * shorter), divisor, "channels_first")
-        tall, wide = (max(side, divisor) for side in expected)  # the processor would make a side of nothing
+        expected = get_resize_output_image_size(
+            shape, shorter, int(1333 / 800 * shorter), divisor, "channels_first"
+        )
+        tall, wide = (
+            max(side, divisor) for side in expected
+        )  # the processor would make a side of nothing
         assert resizing.fit(width, height) == (wide, tall), (width, height)
 
 
@@ -120,7 +137,9 @@ def test_pixels_are_those_of_the_processor():
     processor = ViltImageProcessorPil(do_rescale=False, do_normalize=False, do_pad=False)
     for height, width in ((480, 640), (400, 333), (50, 70)):
         image = Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8))
-        expected = np.asarray(processor(image, return_tensors="np")["pixel_values"][0]).transpose(1, 2, 0)
+        expected = np.asarray(processor(image, return_tensors="np")["pixel_values"][0]).transpose(
+            1, 2, 0
+        )
         assert np.array_equal(Resizing().read(image), expected)
 
 
@@ -139,7 +158,9 @@ def test_photographs_are_packed_into_less_space():
 def test_a_resizing_is_known_by_its_name():
     assert Resizing().name == "384-32-bicubic"
     assert parse_name(SMALL.name) == SMALL
-    assert [parse_name(name) for name in ("", "384", "384-32-cubic", "a-b-bicubic", "0-1-bicubic")] == [None] * 5
+    assert [
+        parse_name(name) for name in ("", "384", "384-32-cubic", "a-b-bicubic", "0-1-bicubic")
+    ] == [None] * 5
 
 
 # --- training from the cache
@@ -162,7 +183,9 @@ def test_a_batch_comes_through_loader_workers_too(root):
     spoil_sources(work.pictures)
     task, processor = make("vcr", root), small_processor()
     examples = pickle.loads(pickle.dumps(task.examples("train")))
-    (batch,) = DataLoader(examples, batch_size=99, num_workers=1, collate_fn=lambda e: task.collate(e, processor))
+    (batch,) = DataLoader(
+        examples, batch_size=99, num_workers=1, collate_fn=lambda e: task.collate(e, processor)
+    )
     assert_same(batch, before)
 
 
@@ -203,7 +226,10 @@ def test_a_changed_source_is_read_anew_and_said(root, capsys):
     work, _ = prepare(root, "snli-ve")
     write_image(work.pictures[0].path, (200, 0, 0), (80, 70))
     changed = batch_of("snli-ve", root)
-    assert "has changed since `mcit prepare`; it is read from its source (1 so far here)" in capsys.readouterr().err
+    assert (
+        "has changed since `mcit prepare`; it is read from its source (1 so far here)"
+        in capsys.readouterr().err
+    )
     again, done = prepare(root, "snli-ve")
     assert done.pictures == len(again.pictures) > 0
     assert_same(batch_of("snli-ve", root), changed)
@@ -216,7 +242,9 @@ def test_changed_boxes_are_drawn_anew(root, capsys):
     work, _ = prepare(root, "vcr")
     before = batch_of("vcr", root)
     for picture in work.pictures:
-        text = picture.metadata.read_text().replace('"boxes": [[', '"boxes": [[1')  # the first box begins elsewhere
+        text = picture.metadata.read_text().replace(
+            '"boxes": [[', '"boxes": [[1'
+        )  # the first box begins elsewhere
         picture.metadata.write_text(text)
     after = batch_of("vcr", root)
     assert "has changed" in capsys.readouterr().err
@@ -304,7 +332,9 @@ def test_a_killed_preparation_leaves_nothing_half_done_and_goes_on(root, monkeyp
     assert not list(work.folder.glob("*.draft"))
     shelf = load_shelf(work.folder)
     for picture in pictures:
-        assert np.array_equal(shelf.read(shelf.find(picture.name)), SMALL.read(Picture.open(picture)))
+        assert np.array_equal(
+            shelf.read(shelf.find(picture.name)), SMALL.read(Picture.open(picture))
+        )
     assert_same(batch_of("snli-ve", root), before)
 
 
@@ -332,7 +362,9 @@ def test_data_sets_are_kept_apart_so_that_one_can_be_made_anew_without_the_other
     prepare(root)
     write_image(pictures_of("snli-ve", root)[0].path, (200, 0, 0), (80, 70))
     prepare(root, "snli-ve")
-    work = plan_work(root, [picture for name in TASKS for picture in pictures_of(name, root)], SMALL)
+    work = plan_work(
+        root, [picture for name in TASKS for picture in pictures_of(name, root)], SMALL
+    )
     assert (work.pictures, work.outdated) == ([], [])
 
 
@@ -343,14 +375,18 @@ def test_an_image_that_breaks_during_a_run_is_named_with_its_record(root, prepar
     task = make("snli-ve", root)
     examples = task.examples("train")
     task.pictures(task.table("train")[4], task.folder("train"))[0].path.write_bytes(b"broken")
-    with pytest.raises(DataError, match=r"snli_ve_train\.jsonl, record 5: .*\.jpg is no readable image"):
+    with pytest.raises(
+        DataError, match=r"snli_ve_train\.jsonl, record 5: .*\.jpg is no readable image"
+    ):
         task.collate([examples[4]], small_processor())
 
 
 def test_a_disk_that_is_too_small_is_known_beforehand(root, monkeypatch):
     usage = shutil.disk_usage(root)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
-    with pytest.raises(DataError, match=r"11 pictures would take about .* GB in .*, where 0\.0 GB are free"):
+    with pytest.raises(
+        DataError, match=r"11 pictures would take about .* GB in .*, where 0\.0 GB are free"
+    ):
         prepare(root, "snli-ve")
     assert not list((root / ".mcit" / "images" / SMALL.name).glob("*.shard"))
 
@@ -405,7 +441,10 @@ def test_images_that_cannot_be_read_are_listed_and_the_others_done(root, capsys)
         (["--data-root", ".", "--jobs", "0"], "--jobs must be at least 1, found 0"),
         (["--data-root", ".", "--order", "nlvr"], "unknown task 'nlvr'; did you mean 'nlvr2'?"),
         (["--data-root", ".", "--order", "nlvr2"], "nlvr2/data/train.json is missing"),
-        (["--data-root", "."], "no images to prepare in .; `mcit doctor --data-root .` tells what is missing"),
+        (
+            ["--data-root", "."],
+            "no images to prepare in .; `mcit doctor --data-root .` tells what is missing",
+        ),
         (["--data-root", ".", "--set", "seed=1"], "only options of tasks matter here"),
     ],
 )

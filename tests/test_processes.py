@@ -17,7 +17,9 @@ from mcit.config import to_dict, to_yaml
 from mcit.registry import method_names
 
 ROOT = Path(__file__).parent.parent
-ORDER = "vqa,vcr"  # 17 examples in batches of 8: the last batch leaves one process without an example
+ORDER = (
+    "vqa,vcr"  # 17 examples in batches of 8: the last batch leaves one process without an example
+)
 # AdamW divides by the size of the gradient, also where that is rounding; steps of SGD are as near as the gradients are
 SMOOTH = {
     f"tasks__{name}__recipe__{key}": value
@@ -73,17 +75,28 @@ def launched(tmp_path_factory):
     """All runs in two processes of one launch, and their configurations."""
     folder = tmp_path_factory.mktemp("processes")
     world = write_world(folder)
-    configs = {f"heads {name}": configure(ORDER, name, world, **SMOOTH, **o) for name, o in WITH_HEADS.items()}
-    configs |= {f"classes {name}": configure("shapes:2x3", name, **o) for name, o in WITH_CLASSES.items()}
+    configs = {
+        f"heads {name}": configure(ORDER, name, world, **SMOOTH, **o)
+        for name, o in WITH_HEADS.items()
+    }
+    configs |= {
+        f"classes {name}": configure("shapes:2x3", name, **o) for name, o in WITH_CLASSES.items()
+    }
     configs["adamw"] = configure("vqa,nlvr2", "finetune", world)
-    (folder / "runs.json").write_text(json.dumps({name: to_dict(config) for name, config in configs.items()}))
-    (folder / "command.yaml").write_text(to_yaml(configure("nlvr2,snli-ve", "ewc", world, method__strength=1.0)))
+    (folder / "runs.json").write_text(
+        json.dumps({name: to_dict(config) for name, config in configs.items()})
+    )
+    (folder / "command.yaml").write_text(
+        to_yaml(configure("nlvr2,snli-ve", "ewc", world, method__strength=1.0))
+    )
     command = [sys.executable, "-m", "accelerate.commands.launch"]
     command += ["--config_file", str(ROOT / "configs" / "accelerate" / "cpu2.yaml")]
     command += [str(Path(__file__).with_name("launched_runs.py")), str(folder)]
     alone = {**os.environ, "OMP_NUM_THREADS": "1"}
     alone.pop("ACCELERATE_USE_CPU", None)
-    done = subprocess.run(command, env=alone, capture_output=True, text=True, timeout=900, check=False)
+    done = subprocess.run(
+        command, env=alone, capture_output=True, text=True, timeout=900, check=False
+    )
     assert done.returncode == 0, done.stderr[-4000:]
     return folder, configs
 
@@ -136,7 +149,11 @@ def test_only_the_main_process_writes(launched):
         }
     scores = json.loads((folder / "classes ewc" / "main" / "scores.json").read_text())
     lines = (folder / "classes ewc" / "main" / "log.jsonl").read_text().splitlines()
-    assert len([line for line in lines if json.loads(line)["event"] == "task"]) == len(scores["matrix"]) == 2
+    assert (
+        len([line for line in lines if json.loads(line)["event"] == "task"])
+        == len(scores["matrix"])
+        == 2
+    )
 
 
 @pytest.mark.slow
@@ -145,7 +162,9 @@ def test_the_command_runs_in_two_processes_and_one_of_them_prints(launched):
     assert [(folder / f"code-{rank}").read_text() for rank in range(2)] == ["0", "0"]
     assert "BWT" in (folder / "printed-0").read_text()
     assert not (folder / "printed-1").read_text()
-    assert {"scores.json", "report.md", "passport.json"} <= {path.name for path in (folder / "command").iterdir()}
+    assert {"scores.json", "report.md", "passport.json"} <= {
+        path.name for path in (folder / "command").iterdir()
+    }
 
 
 @pytest.mark.slow
@@ -161,5 +180,8 @@ def test_processes_send_and_hold_what_the_formulas_say(launched):
         "held with a path integral (SI), bytes",
     ):
         assert rows[what]["counted"] == rows[what]["expected"], rows[what]
-    for what, slack in (("steps of a task, broadcast", 0.01), ("a checkpoint's learner, bytes", 0.05)):
+    for what, slack in (
+        ("steps of a task, broadcast", 0.01),
+        ("a checkpoint's learner, bytes", 0.05),
+    ):
         assert 1 <= rows[what]["counted"] / rows[what]["expected"] < 1 + slack, rows[what]

@@ -20,7 +20,9 @@ import mcit
 from mcit.methods.freeze_encoder import FreezeEncoder
 
 README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
-PLAIN, ACCELERATE, TRAINER, METHOD = re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+PLAIN, ACCELERATE, TRAINER, METHOD = re.findall(
+    r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL
+)
 
 
 @pytest.fixture(autouse=True)
@@ -53,14 +55,23 @@ def make_sentences(seed: int) -> list[dict[str, torch.Tensor]]:
 
 def make_bert() -> BertForSequenceClassification:
     torch.manual_seed(0)
-    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    return BertForSequenceClassification(BertConfig(vocab_size=30, max_position_embeddings=8, **sizes))
+    sizes = {
+        "hidden_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 16,
+    }
+    return BertForSequenceClassification(
+        BertConfig(vocab_size=30, max_position_embeddings=8, **sizes)
+    )
 
 
 def is_held(manager: mcit.ConsolidationManager, model: nn.Module) -> bool:
     """Whether every weight of the model has importance, and some of it counts."""
     names = {name for name, _ in model.named_parameters()}
-    return manager.importance.keys() == names and any(bool(value.any()) for value in manager.importance.values())
+    return manager.importance.keys() == names and any(
+        bool(value.any()) for value in manager.importance.values()
+    )
 
 
 def test_the_plain_loop_learns_and_holds():
@@ -68,10 +79,20 @@ def test_the_plain_loop_learns_and_holds():
     model = nn.Linear(6, 3)
     before = model.weight.detach().clone()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    found = run(PLAIN, model=model, loader=make_points(1), loss_function=F.cross_entropy, optimizer=optimizer)
+    found = run(
+        PLAIN,
+        model=model,
+        loader=make_points(1),
+        loss_function=F.cross_entropy,
+        optimizer=optimizer,
+    )
     assert not torch.equal(model.weight, before)
     assert is_held(found["manager"], model)
-    assert found["manager"].history[0].startswith("mean over examples of squared gradients: score reversed")
+    assert (
+        found["manager"]
+        .history[0]
+        .startswith("mean over examples of squared gradients: score reversed")
+    )
 
 
 @pytest.mark.parametrize(
@@ -87,7 +108,12 @@ def test_the_plain_loop_goes_on_over_tasks_or_says_that_it_will_not(make_optimiz
     model = nn.Sequential(nn.Linear(6, 32), nn.ReLU(), nn.Linear(32, 3))
     optimizer = make_optimizer(model.parameters())
     setup, task = PLAIN.split("for inputs", 1)
-    names = {"model": model, "optimizer": optimizer, "loss_function": F.cross_entropy, "loader": make_points(1)}
+    names = {
+        "model": model,
+        "optimizer": optimizer,
+        "loss_function": F.cross_entropy,
+        "loader": make_points(1),
+    }
     found = run(setup + "\nfor inputs" + task, **names)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
@@ -105,7 +131,9 @@ def test_the_plain_loop_goes_on_over_tasks_or_says_that_it_will_not(make_optimiz
 def test_the_accelerate_loop_adds_the_gradient_once_per_real_step(monkeypatch):
     added = []
     add = mcit.ConsolidationManager.add_gradient_
-    monkeypatch.setattr(mcit.ConsolidationManager, "add_gradient_", lambda manager: added.append(add(manager)))
+    monkeypatch.setattr(
+        mcit.ConsolidationManager, "add_gradient_", lambda manager: added.append(add(manager))
+    )
     model = make_bert()
     names = {name: getattr(mcit, name) for name in ("ConsolidationManager", "measure_importance")}
     found = run(
@@ -126,7 +154,9 @@ def test_the_trainer_holds_what_the_first_task_needs(tmp_path, monkeypatch):
     found = run(
         TRAINER,
         model=model,
-        args=TrainingArguments(output_dir=str(tmp_path), report_to=[], use_cpu=True, num_train_epochs=1),
+        args=TrainingArguments(
+            output_dir=str(tmp_path), report_to=[], use_cpu=True, num_train_epochs=1
+        ),
         first_loader=DataLoader(make_sentences(1), batch_size=4),
         second_task=make_sentences(2),
         Trainer=Trainer,

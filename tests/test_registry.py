@@ -16,7 +16,14 @@ from mcit.commands.sweep import read_options
 from mcit.config import ConfigError, RunConfig, Selection
 from mcit.errors import McitError
 from mcit.method import Method
-from mcit.registry import UnknownName, find_method, find_name_problems, find_task, method_names, task_names
+from mcit.registry import (
+    UnknownName,
+    find_method,
+    find_name_problems,
+    find_task,
+    method_names,
+    task_names,
+)
 from mcit.runner.plan import resolve
 from mcit.task import Task
 
@@ -79,7 +86,11 @@ def test_a_task_is_found_with_hyphen_and_with_underscore():
         (find_task, "", "unknown task ''"),
         (find_task, "__init__", "unknown task '__init__'"),
         (find_task, "../vqa", "unknown task '../vqa'"),
-        (find_method, "ewc-dr", "unknown method 'ewc-dr'; did you mean 'ewc_dr'? (methods: adapters, "),
+        (
+            find_method,
+            "ewc-dr",
+            "unknown method 'ewc-dr'; did you mean 'ewc_dr'? (methods: adapters, ",
+        ),
         (find_method, "_consolidating", "unknown method '_consolidating'"),
     ],
 )
@@ -90,7 +101,9 @@ def test_an_unknown_name_is_answered_with_the_nearest_and_with_all(find, name, w
 
 
 def test_a_new_file_is_a_new_method(new_method):
-    new_method("gentle", "@dataclass\nclass Gentle(Method):\n    name = 'gentle'\n    touch: float = 0.5\n")
+    new_method(
+        "gentle", "@dataclass\nclass Gentle(Method):\n    name = 'gentle'\n    touch: float = 0.5\n"
+    )
     assert "gentle" in method_names()
     assert find_method("gentle")().touch == 0.5
 
@@ -114,7 +127,9 @@ def test_a_second_name_for_the_same_class_does_not_count(new_method):
 )
 def test_a_file_with_two_classes_or_none_is_refused_by_name(new_method, text, found):
     new_method("strange", text)
-    with pytest.raises(TypeError, match=rf"strange\.py must define exactly one Method class, found {found}$"):
+    with pytest.raises(
+        TypeError, match=rf"strange\.py must define exactly one Method class, found {found}$"
+    ):
         find_method("strange")
 
 
@@ -137,7 +152,9 @@ def test_the_options_of_a_method_are_read_from_its_file(name):
     assert find_name_problems(RunConfig(("vqa",), Selection(name, options))) == []
     (problem,) = find_name_problems(RunConfig(("vqa",), Selection(name, {**options, "no_such": 1})))
     assert "method.no_such" in problem
-    assert f"(keys: {', '.join(options)})" in problem or f"method {name!r} has no options" in problem
+    assert (
+        f"(keys: {', '.join(options)})" in problem or f"method {name!r} has no options" in problem
+    )
 
 
 @pytest.mark.parametrize("name", task_names())
@@ -155,7 +172,10 @@ def test_a_file_whose_options_are_not_told_by_itself_is_not_judged(new_method):
 
 def test_the_options_of_an_own_method_are_checked_too(new_method):
     new_method("mild", "@dataclass\nclass Mild(Ewc):\n    name = 'mild'\n    touch: float = 0.5\n")
-    assert find_name_problems(RunConfig(("vqa",), Selection("mild", {"touch": 1, "strength": 2}))) == []
+    assert (
+        find_name_problems(RunConfig(("vqa",), Selection("mild", {"touch": 1, "strength": 2})))
+        == []
+    )
     (problem,) = find_name_problems(RunConfig(("vqa",), Selection("mild", {"tuch": 1})))
     assert "unknown key 'method.tuch'; did you mean 'touch'?" in problem
 
@@ -165,7 +185,9 @@ def test_an_own_task_that_makes_its_own_sequence_may_take_other_options(tmp_path
     text = "from mcit.data.class_incremental import ClassIncrementalTask\nclass Mine(ClassIncrementalTask):\n"
     (tmp_path / "mine.py").write_text(f"{text}    dataset = 'mine'\n")
     assert len(find_name_problems(RunConfig(tasks={"mine": {"rows": 1}}))) == 1
-    (tmp_path / "mine.py").write_text(f"{text}    def sequence(cls, split, options, seed):\n        pass\n")
+    (tmp_path / "mine.py").write_text(
+        f"{text}    def sequence(cls, split, options, seed):\n        pass\n"
+    )
     assert find_name_problems(RunConfig(tasks={"mine": {"rows": 1}})) == []
 
 
@@ -191,7 +213,10 @@ def refuse(capsys, tmp_path, monkeypatch):
 
 def test_a_slip_in_an_own_file_is_told_with_file_and_line(new_method, refuse, tmp_path):
     new_method("slip", "class Slip(Method)\n    name = 'slip'\n")
-    assert refuse("slip") == f"mcit: {tmp_path}/slip.py, line 4: expected ':' at `class Slip(Method)`; fix the file\n"
+    assert (
+        refuse("slip")
+        == f"mcit: {tmp_path}/slip.py, line 4: expected ':' at `class Slip(Method)`; fix the file\n"
+    )
 
 
 def test_a_slip_that_only_shows_on_import_is_told_with_file_and_line(new_method, refuse, tmp_path):
@@ -201,9 +226,14 @@ def test_a_slip_that_only_shows_on_import_is_told_with_file_and_line(new_method,
 
 @pytest.mark.parametrize(
     ("text", "found"),
-    [("class Other:\n    pass\n", "none"), ("class One(Method): pass\nclass Two(Method): pass\n", "One, Two")],
+    [
+        ("class Other:\n    pass\n", "none"),
+        ("class One(Method): pass\nclass Two(Method): pass\n", "One, Two"),
+    ],
 )
-def test_an_own_file_without_its_one_class_is_one_message(new_method, refuse, tmp_path, text, found):
+def test_an_own_file_without_its_one_class_is_one_message(
+    new_method, refuse, tmp_path, text, found
+):
     new_method("strange", text)
     expected = f"mcit: {tmp_path}/strange.py must define exactly one Method class, found {found}\n"
     assert refuse("strange") == expected
@@ -221,11 +251,16 @@ def test_a_class_that_inherits_the_name_of_another_is_refused(new_method, refuse
     assert "class Softest is called 'ewc'" in refuse("softest")
 
 
-def test_an_own_file_called_like_one_that_ships_stops_only_what_uses_it(new_method, refuse, tmp_path, capsys):
+def test_an_own_file_called_like_one_that_ships_stops_only_what_uses_it(
+    new_method, refuse, tmp_path, capsys
+):
     new_method("ewc", "@dataclass\nclass Mine(Method):\n    name = 'ewc'\n")
     message = refuse("ewc")
     shipped = ROOT / "mcit" / "methods" / "ewc.py"
-    assert f"method 'ewc' is in two files, {shipped} and {tmp_path}/ewc.py: a name is one file" in message
+    assert (
+        f"method 'ewc' is in two files, {shipped} and {tmp_path}/ewc.py: a name is one file"
+        in message
+    )
     assert "rename yours" in message
     other = read_options(["--order", "shapes:5x4", "--method", "mas"])
     assert "ewc" in other.methods  # the preset has options for it
@@ -252,7 +287,9 @@ def test_a_method_without_a_description_is_not_said_to_protect_nothing(new_metho
 def test_a_file_without_a_docstring_is_listed_as_such(new_method, capsys):
     new_method("plain", "@dataclass\nclass Plain(Method):\n    name = 'plain'\n")
     assert main(["list"]) == 0
-    assert "  plain           no description: its file has no docstring\n" in capsys.readouterr().out
+    assert (
+        "  plain           no description: its file has no docstring\n" in capsys.readouterr().out
+    )
 
 
 def test_what_is_wrong_with_a_file_is_the_users_to_fix(new_method):

@@ -22,7 +22,9 @@ def answer(*groups: Group):
 
 
 def test_one_run_says_how_it_ended_what_it_forgot_what_it_cost_and_that_it_is_one_seed():
-    told = answer(make_group("ewc", end_at(80.0), **TWO))  # from 90 to 70 of 90 above chance: 22.2 %
+    told = answer(
+        make_group("ewc", end_at(80.0), **TWO)
+    )  # from 90 to 70 of 90 above chance: 22.2 %
     assert told.headline == (
         "With one seed, ewc ended at 80.0 % on average over the 2 tasks, having forgotten 22.2 % of what it had "
         "learned above chance."
@@ -41,27 +43,42 @@ def test_seeds_are_told_as_mean_and_standard_deviation():
 
 
 def test_the_best_of_several_is_named_with_the_next_and_with_what_finetuning_does():
-    groups = [make_group("finetune", end_at(50.0, 52.0), **TWO), make_group("ewc", end_at(70.0, 72.0), **TWO)]
+    groups = [
+        make_group("finetune", end_at(50.0, 52.0), **TWO),
+        make_group("ewc", end_at(70.0, 72.0), **TWO),
+    ]
     told = answer(*groups, make_group("mas", end_at(80.0, 82.0), **TWO))
     assert told.headline.startswith("mas ended highest of 3 methods: 81.0 ± 1.4 %")
     assert "Next is ewc, at 71.0 ± 1.4 %." in told.remarks
-    assert "finetune, which protects nothing, ended at 51.0 ± 1.4 % and forgot 86.7 %, in 70 s." in told.remarks
+    assert (
+        "finetune, which protects nothing, ended at 51.0 ± 1.4 % and forgot 86.7 %, in 70 s."
+        in told.remarks
+    )
     assert [leader.label for leader in told.leaders] == ["mas"]
 
 
 def test_methods_within_the_spread_of_seeds_are_not_told_apart():
-    first, second = make_group("ewc", end_at(78.0, 80.0), **TWO), make_group("mas", end_at(80.0, 82.0), **TWO)
+    first, second = (
+        make_group("ewc", end_at(78.0, 80.0), **TWO),
+        make_group("mas", end_at(80.0, 82.0), **TWO),
+    )
     told = answer(first, second, make_group("finetune", end_at(50.0, 50.0), **TWO))
     assert told.headline == (
         "mas and ewc cannot be told apart: they ended at 81.0 ± 1.4 and 79.0 ± 1.4 % on average over the 2 tasks, "
         "within the spread of the seeds."
     )
-    assert told.remarks[0] == "mas forgot 20.0 %, took 70 s and held 3.0 MiB; ewc 24.4 %, 70 s and 3.0 MiB."
+    assert (
+        told.remarks[0]
+        == "mas forgot 20.0 %, took 70 s and held 3.0 MiB; ewc 24.4 %, 70 s and 3.0 MiB."
+    )
     assert {leader.label for leader in told.leaders} == {"mas", "ewc"}
 
 
 def test_beyond_the_spread_of_seeds_they_are_told_apart():
-    first, second = make_group("ewc", end_at(78.0, 79.0), **TWO), make_group("mas", end_at(80.0, 81.0), **TWO)
+    first, second = (
+        make_group("ewc", end_at(78.0, 79.0), **TWO),
+        make_group("mas", end_at(80.0, 81.0), **TWO),
+    )
     assert len(answer(first, second).leaders) == 1  # 2 points apart, deviations 0.7 each
 
 
@@ -79,20 +96,30 @@ def test_what_is_printed_alike_is_not_called_better():
 
 def test_one_seed_is_taken_to_vary_as_much_as_those_that_are_known():
     best = make_group("mas", end_at(76.0, 80.0), **TWO)  # 78 ± 2.8
-    assert len(answer(best, make_group("ewc", end_at(73.0), **TWO)).leaders) == 2  # 5.0 apart, 2.8 twice is 5.7
+    assert (
+        len(answer(best, make_group("ewc", end_at(73.0), **TWO)).leaders) == 2
+    )  # 5.0 apart, 2.8 twice is 5.7
     assert len(answer(best, make_group("ewc", end_at(72.0), **TWO)).leaders) == 1
 
 
 def test_of_many_that_cannot_be_told_apart_the_highest_is_named_and_the_others_counted():
-    groups = [make_group(f"method{n}", end_at(78.0 + n / 10, 80.0 + n / 10), **TWO) for n in range(5)]
+    groups = [
+        make_group(f"method{n}", end_at(78.0 + n / 10, 80.0 + n / 10), **TWO) for n in range(5)
+    ]
     told = answer(*groups)
-    assert told.headline.startswith("method4 ended highest, at 79.4 ± 1.4 % on average over the 2 tasks")
-    assert told.headline.endswith("; but 4 others cannot be told apart from it, within the spread of the seeds.")
+    assert told.headline.startswith(
+        "method4 ended highest, at 79.4 ± 1.4 % on average over the 2 tasks"
+    )
+    assert told.headline.endswith(
+        "; but 4 others cannot be told apart from it, within the spread of the seeds."
+    )
     assert told.remarks[0] == "method4 took 70 s (6 s of it for importance) and held 3.0 MiB."
 
 
 def test_a_method_with_one_seed_among_others_is_named():
-    told = answer(make_group("ewc", end_at(60.0), **TWO), make_group("mas", end_at(80.0, 82.0), **TWO))
+    told = answer(
+        make_group("ewc", end_at(60.0), **TWO), make_group("mas", end_at(80.0, 82.0), **TWO)
+    )
     assert "ewc has one seed only, whose spread is unknown." in told.remarks
 
 
@@ -110,15 +137,21 @@ def test_a_bound_is_mentioned_and_never_the_best():
     told = answer(make_group("joint", end_at(89.0), **TWO), make_group("ewc", end_at(80.0), **TWO))
     assert "ewc ended at 80.0 %" in told.headline
     assert "As a bound, joint ended at 89.0 %." in told.remarks
-    assert "joint" in answer(make_group("joint", end_at(89.0), **TWO)).headline  # unless there is nothing else
+    assert (
+        "joint" in answer(make_group("joint", end_at(89.0), **TWO)).headline
+    )  # unless there is nothing else
 
 
 def test_what_rose_is_not_said_to_be_forgotten():
-    assert answer(make_group("ewc", [[[80.0], [85.0, 90.0]]], **TWO)).headline.endswith(", and it forgot nothing.")
+    assert answer(make_group("ewc", [[[80.0], [85.0, 90.0]]], **TWO)).headline.endswith(
+        ", and it forgot nothing."
+    )
 
 
 def test_what_fell_below_chance_is_all_forgotten():
-    told = answer(make_group("ewc", [[[80.0], [40.0, 90.0]]], tasks=("a", "b"), chance=(50.0, 50.0)))
+    told = answer(
+        make_group("ewc", [[[80.0], [40.0, 90.0]]], tasks=("a", "b"), chance=(50.0, 50.0))
+    )
     assert told.headline.endswith(
         ", having fallen below chance on earlier tasks (133.3 % of what it had learned above chance is lost)."
     )
@@ -137,7 +170,9 @@ def test_no_sentence_tells_a_share_of_classes_above_all():
     classes = {"tasks": ("x[0-1]", "x[2-3]"), "chance": (50.0, 25.0), "track": "efcil"}
     lost = make_group("finetune", [[[80.0], [0.0, 90.0]]], **classes)
     told = answer(make_group("ewc", [[[80.0], [78.0, 90.0]]], **classes), lost)
-    assert "finetune, which protects nothing, ended at 45.0 % and forgot all, in 70 s." in told.remarks
+    assert (
+        "finetune, which protects nothing, ended at 45.0 % and forgot all, in 70 s." in told.remarks
+    )
 
 
 def test_one_task_has_nothing_to_forget():
@@ -147,7 +182,9 @@ def test_one_task_has_nothing_to_forget():
 
 def test_class_incremental_scores_are_over_all_classes():
     told = answer(make_group("ewc", end_at(80.0), track="efcil", **TWO))
-    assert told.headline.startswith("With one seed, ewc ended at 80.0 % over all classes of 2 tasks, having forgotten")
+    assert told.headline.startswith(
+        "With one seed, ewc ended at 80.0 % over all classes of 2 tasks, having forgotten"
+    )
 
 
 def test_forgetting_is_told_in_points_where_chance_is_not_known(tmp_path):
@@ -170,14 +207,21 @@ def test_an_unfinished_run_is_no_answer_and_is_not_compared():
 
 def test_variants_of_a_method_are_not_called_methods():
     runs = [
-        make_run("ewc", rows, config=make_config("ewc") | {"method": {"name": "ewc", "strength": strength}}, **TWO)
+        make_run(
+            "ewc",
+            rows,
+            config=make_config("ewc") | {"method": {"name": "ewc", "strength": strength}},
+            **TWO,
+        )
         for rows, strength in zip(end_at(60.0, 80.0), (1, 10), strict=True)
     ]
     assert "ewc@10 ended highest of 2 variants" in answer(*group_runs(runs)).headline
 
 
 def test_every_setting_has_an_answer_of_its_own():
-    other = make_group("ewc", [[[40.0], [30.0, 50.0]]], tasks=("x[0-1]", "x[2-3]"), chance=(50.0, 25.0), config={})
+    other = make_group(
+        "ewc", [[[40.0], [30.0, 50.0]]], tasks=("x[0-1]", "x[2-3]"), chance=(50.0, 25.0), config={}
+    )
     told = answer_groups([make_group("ewc", end_at(80.0), config={}, **TWO), other])
     assert [found.setting for found in told] == ["a,b", "x:2x2"]
     assert "80.0 %" in told[0].headline
@@ -190,7 +234,8 @@ def test_time_is_the_sum_of_all_parts_on_average_over_seeds():
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(0.4, "0 s"), (99.4, "99 s"), (312.0, "5.2 min"), (5999.0, "100.0 min"), (12240.0, "3.4 h")]
+    ("seconds", "text"),
+    [(0.4, "0 s"), (99.4, "99 s"), (312.0, "5.2 min"), (5999.0, "100.0 min"), (12240.0, "3.4 h")],
 )
 def test_seconds_in_the_unit_that_suits_them(seconds, text):
     assert format_seconds(seconds) == text

@@ -19,8 +19,13 @@ from test_reports_html import HOSTILE, make_figure
 from mcit.reports.formats import Table
 from mcit.reports.html import write_html
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine: install chromium to run these")
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))),
+    None,
+)
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="no Chromium on this machine: install chromium to run these"
+)
 
 PATIENCE = 60  # seconds
 PHONE, DESKTOP = (360, 780), (1280, 900)
@@ -41,7 +46,12 @@ class Browser:
         theirs_in, self.writing = os.pipe()
         self.reading, theirs_out = os.pipe()
         options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe"]
-        options += ["--no-first-run", "--disable-dev-shm-usage", f"--user-data-dir={home}", "about:blank"]
+        options += [
+            "--no-first-run",
+            "--disable-dev-shm-usage",
+            f"--user-data-dir={home}",
+            "about:blank",
+        ]
         self.process = subprocess.Popen(
             [sys.executable, "-c", SHIM, str(theirs_in), str(theirs_out), CHROMIUM, *options],
             pass_fds=(theirs_in, theirs_out),
@@ -53,7 +63,9 @@ class Browser:
         self.number, self.rest, self.session = 0, b"", None
         self.events: list[dict[str, Any]] = []
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)[
+            "sessionId"
+        ]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
 
@@ -69,7 +81,9 @@ class Browser:
 
     def _read(self) -> dict[str, Any]:
         while b"\0" not in self.rest:
-            assert select.select([self.reading], [], [], PATIENCE)[0], f"the browser said nothing for {PATIENCE} s"
+            assert select.select([self.reading], [], [], PATIENCE)[0], (
+                f"the browser said nothing for {PATIENCE} s"
+            )
             found = os.read(self.reading, 1 << 20)
             assert found, "the browser closed its pipe"
             self.rest += found
@@ -77,7 +91,9 @@ class Browser:
         return json.loads(message)
 
     def run(self, script: str) -> Any:
-        result = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        result = self.call(
+            "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
+        )
         assert "exceptionDetails" not in result, result
         return result["result"].get("value")
 
@@ -85,9 +101,16 @@ class Browser:
         self.events.clear()
         width, height = size
         self.call(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 500
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=width < 500,
         )
-        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        self.call(
+            "Emulation.setEmulatedMedia",
+            features=[{"name": "prefers-color-scheme", "value": scheme}],
+        )
         self.call("Page.navigate", url=path.as_uri())
         until = time.monotonic() + PATIENCE
         while self.run("document.readyState + location.href") != f"complete{path.as_uri()}":
@@ -95,7 +118,12 @@ class Browser:
         assert self.run("document.documentElement.dataset.ready") == "yes"
 
     def complaints(self) -> list[dict[str, Any]]:
-        kinds = ("Runtime.exceptionThrown", "Log.entryAdded", "Runtime.consoleAPICalled", "Network.loadingFailed")
+        kinds = (
+            "Runtime.exceptionThrown",
+            "Log.entryAdded",
+            "Runtime.consoleAPICalled",
+            "Network.loadingFailed",
+        )
         return [event for event in self.events if event.get("method") in kinds]
 
     def press(self, key: str, code: int, text: str = "") -> None:
@@ -130,23 +158,43 @@ def page(tmp_path_factory) -> Path:
     rows = [[90.0 - 4 * (t - j) for j in range(t + 1)] for t in range(10)]
     four = [[80.0], [60.0, 90.0], [70.0, 80.0, 75.0], [65.0, 70.0, 70.0, 85.0]]
     less = [[value - 12 for value in row] for row in four]
-    groups = [make_group("ewc", [four, four]), make_group("a_method_with_quite_a_long_name", [less])]
-    groups.append(make_group("lwf", [rows], tasks=parts, chance=[10.0] * 10, config=make_config("lwf", ["cifar100"])))
+    groups = [
+        make_group("ewc", [four, four]),
+        make_group("a_method_with_quite_a_long_name", [less]),
+    ]
+    groups.append(
+        make_group(
+            "lwf", [rows], tasks=parts, chance=[10.0] * 10, config=make_config("lwf", ["cifar100"])
+        )
+    )
     header = ["method", *parts, "A_last"]
     values = ["9.5 ± 1.3 (4.1)", "80.2 ± 1.3 (–)", "", "10.0 (3.0)"]
     names = ["mas", "ewc (seed 1, with a name that is long)", "si", "lwf"]
     table = Table("comparison", "Methods", header, [["chance"] + ["5.0"] * 11])
     table.rows.extend([name, *[value] * 11] for name, value in zip(names, values, strict=True))
-    warnings = ["recipe.epochs differs: " + "; ".join(f"{n} (a-long-label-of-a-run-{n})" for n in range(9))]
-    write_html(folder / "report.html", groups, [table], [make_figure(folder)], warnings, "mcit report " + "x" * 200)
+    warnings = [
+        "recipe.epochs differs: " + "; ".join(f"{n} (a-long-label-of-a-run-{n})" for n in range(9))
+    ]
+    write_html(
+        folder / "report.html",
+        groups,
+        [table],
+        [make_figure(folder)],
+        warnings,
+        "mcit report " + "x" * 200,
+    )
     return folder / "report.html"
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", [PHONE, DESKTOP])
-def test_it_opens_without_complaint_and_the_page_never_scrolls_sideways(browser, page, size, scheme):
+def test_it_opens_without_complaint_and_the_page_never_scrolls_sideways(
+    browser, page, size, scheme
+):
     browser.open(page, size, scheme)
-    measure = "[document.documentElement.scrollWidth, document.documentElement.clientWidth, innerWidth]"
+    measure = (
+        "[document.documentElement.scrollWidth, document.documentElement.clientWidth, innerWidth]"
+    )
     for unfold in ("", "document.getElementById('unfold').click()"):
         browser.run(unfold)
         found, inside, whole = browser.run(measure)
@@ -156,7 +204,11 @@ def test_it_opens_without_complaint_and_the_page_never_scrolls_sideways(browser,
     colour = browser.run("getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, colour[4:-1].split(","))) < 3 * 64) == (scheme == "dark")
     assert browser.complaints() == []
-    fetched = [e["params"]["request"]["url"] for e in browser.events if e.get("method") == "Network.requestWillBeSent"]
+    fetched = [
+        e["params"]["request"]["url"]
+        for e in browser.events
+        if e.get("method") == "Network.requestWillBeSent"
+    ]
     assert set(fetched) == {page.as_uri()}
 
 
@@ -194,8 +246,13 @@ def test_the_keyboard_sorts_too(browser, page):
     browser.open(page)
     browser.run("document.querySelector('.sortable thead button').focus()")
     browser.press("Enter", 13, "\r")
-    assert browser.run("document.querySelector('.sortable thead th').getAttribute('aria-sort')") == "ascending"
-    names = browser.run("[...document.querySelectorAll('.sortable tbody:last-child th')].map(e => e.textContent)")
+    assert (
+        browser.run("document.querySelector('.sortable thead th').getAttribute('aria-sort')")
+        == "ascending"
+    )
+    names = browser.run(
+        "[...document.querySelectorAll('.sortable tbody:last-child th')].map(e => e.textContent)"
+    )
     assert names == sorted(names)
 
 
@@ -223,13 +280,20 @@ def test_values_appear_under_the_pointer(browser, page):
         browser.run(f"{element}.scrollIntoView({{block: 'center', behavior: 'instant'}})")
         # The scroll takes away what is shown, with the next frame.
         browser.run("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
-        x, y = browser.run(f"(r => [r.x + r.width / 2, r.y + r.height / 2])({element}.getBoundingClientRect())")
+        x, y = browser.run(
+            f"(r => [r.x + r.width / 2, r.y + r.height / 2])({element}.getBoundingClientRect())"
+        )
         browser.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
         browser.run("new Promise(done => requestAnimationFrame(done))")
-        return browser.run("(tip => tip.hidden ? null : tip.textContent)(document.getElementById('tip'))")
+        return browser.run(
+            "(tip => tip.hidden ? null : tip.textContent)(document.getElementById('tip'))"
+        )
 
     cell = point_at("document.querySelector('.matrix tbody tr:nth-child(2) td')")
-    assert cell == "vqa after nlvr2: 60.0 %; 80.0 % when learned; 25.0 % of what was above chance is lost"
+    assert (
+        cell
+        == "vqa after nlvr2: 60.0 %; 80.0 % when learned; 25.0 % of what was above chance is lost"
+    )
     total = point_at("document.querySelector('.matrix tbody .total')")
     assert total == "A_t after vqa: 80.0 %"
     dot = point_at("document.querySelectorAll('.dot.leading')[1]")
@@ -261,7 +325,14 @@ def test_names_that_are_scripts_do_not_run_and_what_slips_in_is_stopped(browser,
     tasks = [f"{number}{HOSTILE}" for number in range(2)]
     hostile = f"<img src=x onerror='window.harmed=1'>{HOSTILE}"
     about = {"config": make_config(hostile), "passport": make_passport(tasks, command=[hostile])}
-    group = make_group(hostile, [[[80.0], [70.0, 60.0]]], tasks=tasks, chance=(0.0, 0.0), estimator=hostile, **about)
+    group = make_group(
+        hostile,
+        [[[80.0], [70.0, 60.0]]],
+        tasks=tasks,
+        chance=(0.0, 0.0),
+        estimator=hostile,
+        **about,
+    )
     table = Table("t", hostile, [hostile, "b"], [[hostile, "1"], ["c", "2"]], [hostile])
     write_html(tmp_path / "report.html", [group], [table], [], [hostile], hostile)
     browser.open(tmp_path / "report.html")
@@ -269,7 +340,17 @@ def test_names_that_are_scripts_do_not_run_and_what_slips_in_is_stopped(browser,
     browser.run("document.querySelectorAll('thead button').forEach(button => button.click())")
     assert browser.complaints() == []
     assert browser.run("[typeof window.harmed, document.images.length].join()") == "undefined,0"
-    browser.run("document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=\"window.harmed=1\">')")
-    browser.run("document.body.append(Object.assign(document.createElement('script'), {text: 'window.harmed = 1'}))")
-    assert browser.run("new Promise(done => setTimeout(() => done(typeof window.harmed), 100))") == "undefined"
-    assert browser.run("fetch('https://example.org').then(() => 'fetched', () => 'refused')") == "refused"
+    browser.run(
+        "document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=\"window.harmed=1\">')"
+    )
+    browser.run(
+        "document.body.append(Object.assign(document.createElement('script'), {text: 'window.harmed = 1'}))"
+    )
+    assert (
+        browser.run("new Promise(done => setTimeout(() => done(typeof window.harmed), 100))")
+        == "undefined"
+    )
+    assert (
+        browser.run("fetch('https://example.org').then(() => 'fetched', () => 'refused')")
+        == "refused"
+    )

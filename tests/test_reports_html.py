@@ -85,13 +85,17 @@ class Page(HTMLParser):
     def find(self, tag: str, kind: str | None = None) -> list[Element]:
         """The elements of a tag; only those of a class, if it is given."""
         found = [element for element in self.elements if element.tag == tag]
-        return [e for e in found if kind is None or kind in (e.attributes.get("class") or "").split()]
+        return [
+            e for e in found if kind is None or kind in (e.attributes.get("class") or "").split()
+        ]
 
 
 def make_figure(folder: Path, title: str = "A figure", name: str = "figure") -> FigureFile:
     paths = [folder / f"{name}.{ending}" for ending in ("svg", "png", "pdf")]
     inside = '<defs><path id="m" d="M 0 0 L 9 9"/></defs><use href="#m"/>'
-    paths[0].write_text(f'<svg xmlns="http://www.w3.org/2000/svg" width="90pt" height="90pt">{inside}</svg>')
+    paths[0].write_text(
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="90pt" height="90pt">{inside}</svg>'
+    )
     return FigureFile(name, title, "What it shows.", *paths)
 
 
@@ -110,8 +114,16 @@ def hostile(tmp_path) -> str:
     tasks = [f"{number}{HOSTILE}" for number in range(4)]
     config = {**make_config(HOSTILE, tasks), HOSTILE: HOSTILE}
     passport = make_passport(tasks, command=["mcit", HOSTILE], platform=HOSTILE)
-    about = {"tasks": tasks, "config": config, "passport": passport, "estimator": HOSTILE, "diagnoses": [HOSTILE] * 4}
-    table = Table(HOSTILE, HOSTILE, [HOSTILE] * 2, [[HOSTILE] * 2], [HOSTILE] * 3, frozenset({(0, 1)}))
+    about = {
+        "tasks": tasks,
+        "config": config,
+        "passport": passport,
+        "estimator": HOSTILE,
+        "diagnoses": [HOSTILE] * 4,
+    }
+    table = Table(
+        HOSTILE, HOSTILE, [HOSTILE] * 2, [[HOSTILE] * 2], [HOSTILE] * 3, frozenset({(0, 1)})
+    )
     figure = make_figure(tmp_path, HOSTILE)
     group = Group(HOSTILE, (make_run(HOSTILE, ROWS, **about),))
     return make_text([group], [table], [figure], [HOSTILE], HOSTILE)
@@ -134,7 +146,10 @@ def test_a_page_refers_to_nothing_outside_itself(groups, tmp_path):
     for element in Page(text).elements:
         assert element.tag not in ("link", "iframe", "img", "object", "embed", "base", "form")
         for name in ("src", "href", "action", "srcset", "poster"):
-            assert (element.attributes.get(name) or "#").startswith("#"), (element.tag, element.attributes)
+            assert (element.attributes.get(name) or "#").startswith("#"), (
+                element.tag,
+                element.attributes,
+            )
     assert not re.search(r"https?://|@import|url\((?!#)", text)
 
 
@@ -151,7 +166,9 @@ def test_the_policy_admits_the_one_script_of_the_page_and_no_network(groups):
 
 def test_the_policy_comes_before_what_it_is_to_govern(groups):
     text = make_text(groups)
-    assert text.index("Content-Security-Policy") < min(text.index("<style>"), text.index("<script>"))
+    assert text.index("Content-Security-Policy") < min(
+        text.index("<style>"), text.index("<script>")
+    )
 
 
 def test_names_that_are_scripts_stay_text(hostile):
@@ -184,12 +201,19 @@ def test_a_name_that_cannot_be_encoded_does_not_stop_the_report(tmp_path):
 def test_twenty_runs_over_ten_tasks_stay_far_below_a_megabyte():
     tasks = [f"cifar100[{10 * t}-{10 * t + 9}]" for t in range(10)]
     rows = [[90.0 - t + j for j in range(t + 1)] for t in range(10)]
-    groups = [make_group(f"method{n}", [rows] * 4, tasks=tasks, chance=[10.0] * 10) for n in range(5)]
+    groups = [
+        make_group(f"method{n}", [rows] * 4, tasks=tasks, chance=[10.0] * 10) for n in range(5)
+    ]
     assert len(make_text(groups).encode()) < 500_000
 
 
 def test_the_files_of_the_page_ship_with_the_package():
-    packaged = (ROOT / "pyproject.toml").read_text(encoding="utf-8").partition("package-data]")[2].splitlines()[1]
+    packaged = (
+        (ROOT / "pyproject.toml")
+        .read_text(encoding="utf-8")
+        .partition("package-data]")[2]
+        .splitlines()[1]
+    )
     patterns = re.findall(r'"([^"]+)"', packaged.partition("=")[2])
     for name in ("page.html", "page.css", "page.js"):
         assert (ROOT / "mcit" / "reports" / name).is_file()
@@ -200,10 +224,16 @@ def test_the_files_of_the_page_ship_with_the_package():
 
 
 def test_the_answer_comes_first_and_warnings_beside_it(groups):
-    page = Page(make_text(groups, warnings=["note: threads differ", "recipe.epochs differs: 3 (a); 1 (b)"]))
+    page = Page(
+        make_text(groups, warnings=["note: threads differ", "recipe.epochs differs: 3 (a); 1 (b)"])
+    )
     (headline,) = page.find("h1")
     assert "cannot be told apart" in headline.text  # the same scores
-    order = [element for element in page.elements if element in (headline, *page.find("aside"), *page.find("details"))]
+    order = [
+        element
+        for element in page.elements
+        if element in (headline, *page.find("aside"), *page.find("details"))
+    ]
     assert [element.tag for element in order[:2]] == ["h1", "aside"]
     assert [item.text for item in page.find("li")] == [
         "recipe.epochs differs: 3 (a); 1 (b)",
@@ -216,16 +246,31 @@ def test_without_warnings_there_is_no_box(groups):
 
 
 def test_only_the_comparison_is_unfolded_and_of_one_run_its_scores_too(groups):
-    several = [e for e in Page(make_text(groups)).find("details", "section") if "open" in e.attributes]
+    several = [
+        e for e in Page(make_text(groups)).find("details", "section") if "open" in e.attributes
+    ]
     assert [element.children[0].children[0].text for element in several] == ["Comparison"]
-    alone = [e for e in Page(make_text(groups[:1])).find("details", "section") if "open" in e.attributes]
+    alone = [
+        e for e in Page(make_text(groups[:1])).find("details", "section") if "open" in e.attributes
+    ]
     assert [element.children[0].children[0].text for element in alone] == ["Scores", "Runs"]
 
 
 def test_a_run_shows_estimator_stiffness_configuration_passport_and_command():
-    passport = make_passport(command=["mcit", "run", "--set", "a=b c"], config={"only": "nowhere else"})
-    shown = Page(make_text([Group("ewc", (make_run("ewc", ROWS, passport=passport),))])).find("main")[0].text
-    for words in ("ewc, as estimated", "Stiffness after vqa", "mean stiffness 0.4", "mcit run --set 'a=b c'"):
+    passport = make_passport(
+        command=["mcit", "run", "--set", "a=b c"], config={"only": "nowhere else"}
+    )
+    shown = (
+        Page(make_text([Group("ewc", (make_run("ewc", ROWS, passport=passport),))]))
+        .find("main")[0]
+        .text
+    )
+    for words in (
+        "ewc, as estimated",
+        "Stiffness after vqa",
+        "mean stiffness 0.4",
+        "mcit run --set 'a=b c'",
+    ):
         assert words in shown
     assert "clip_norm: 1.0" in shown
     assert '"torch": "2.13.0"' in shown
@@ -233,14 +278,19 @@ def test_a_run_shows_estimator_stiffness_configuration_passport_and_command():
 
 
 def test_the_command_of_the_report_is_on_it(groups):
-    commands = [element.text for element in Page(make_text(groups, command="mcit report a b")).find("pre", "command")]
+    commands = [
+        element.text
+        for element in Page(make_text(groups, command="mcit report a b")).find("pre", "command")
+    ]
     assert commands[-1] == "mcit report a b"
 
 
 def test_tables_of_one_method_each_are_kept_apart_where_there_are_several(groups):
     own = Table("matrix-ewc", "ewc, mean over 2 seeds", ["after", "a"], [["a", "1.0"]])
     sections = Page(make_text(groups, [TABLE, own])).find("details", "section")
-    titles = [element.children[0].children[0].text for element in sections if own.title in element.text]
+    titles = [
+        element.children[0].children[0].text for element in sections if own.title in element.text
+    ]
     assert titles == ["Method by method"]
 
 
@@ -256,7 +306,10 @@ def test_an_unfinished_run_a_single_task_and_a_foreign_matrix_have_pages_too(tmp
     runs.append(make_run("mas", [[50.0]], tasks=("a",), chance=(0.0,)))
     page = Page(make_text(group_runs(runs)))
     assert len(page.find("table", "matrix")) == 3
-    assert [len(page.find(tag)) for tag in ("h1", "tfoot")] == [1, 2]  # no chance levels are made up
+    assert [len(page.find(tag)) for tag in ("h1", "tfoot")] == [
+        1,
+        2,
+    ]  # no chance levels are made up
 
 
 # --- tables
@@ -287,14 +340,22 @@ def test_a_cell_sorts_by_the_number_it_begins_with(cell, number):
 def test_cells_carry_what_they_sort_by_and_the_best_is_marked(groups):
     (table,) = Page(make_text(groups)).find("table", "sortable")
     bodies = [child for child in table.children if child.tag == "tbody"]
-    assert [row.children[0].text for row in bodies[0].children] == ["chance"]  # it stays on top, however one sorts
+    assert [row.children[0].text for row in bodies[0].children] == [
+        "chance"
+    ]  # it stays on top, however one sorts
     cells = [row.children[1] for row in bodies[1].children]
     assert [cell.attributes.get("data-value") for cell in cells] == ["9.5", "80.2", None]
     assert [cell.attributes.get("class") for cell in cells] == [None, "best", None]
 
 
 def test_given_values_are_sorted_by_rather_than_the_text(groups):
-    table = Table("t", "t", ["method", "time"], [["a", "2 min"], ["b", "90 s"]], values=[[None, 120.0], [None, 90.0]])
+    table = Table(
+        "t",
+        "t",
+        ["method", "time"],
+        [["a", "2 min"], ["b", "90 s"]],
+        values=[[None, 120.0], [None, 90.0]],
+    )
     (shown,) = Page(make_text(groups, [table])).find("table", "sortable")
     keys = [row.children[1].attributes["data-value"] for row in shown.children[1].children]
     assert keys == ["120", "90"]
@@ -304,7 +365,9 @@ def test_given_values_are_sorted_by_rather_than_the_text(groups):
 
 
 def test_a_matrix_is_coloured_by_score_and_by_what_is_left_above_chance():
-    run = make_run("ewc", [[80.0], [60.0, 90.0], [88.0, 60.0, 20.0]], tasks="abc", chance=(0.0, 50.0, 25.0))
+    run = make_run(
+        "ewc", [[80.0], [60.0, 90.0], [88.0, 60.0, 20.0]], tasks="abc", chance=(0.0, 50.0, 25.0)
+    )
     cells = [
         (cell.text, cell.attributes.get("style"), cell.attributes.get("data-lost"))
         for cell in Page(draw_matrix(run)).find("td")
@@ -324,17 +387,26 @@ def test_a_matrix_of_classes_is_coloured_by_what_is_left_of_all():
     tasks = ("x[0-1]", "x[2-3]")
     run = make_run("ewc", [[80.0], [20.0, 0.0]], tasks=tasks, chance=(50.0, 25.0), track="efcil")
     page = Page(draw_matrix(run))
-    cells = [(cell.text, cell.attributes.get("data-lost")) for cell in page.find("td") if cell.attributes.get("style")]
+    cells = [
+        (cell.text, cell.attributes.get("data-lost"))
+        for cell in page.find("td")
+        if cell.attributes.get("style")
+    ]
     assert cells == [("80.0", "0.0"), ("20.0", "75.0"), ("0.0", None)]
     assert page.find("table")[0].attributes["data-floor"] == "zero"
 
 
 def test_a_curve_is_the_mean_and_deviation_over_seeds():
-    group = make_group("ewc", [[[80.0], [60.0, 90.0]], [[82.0], [70.0, 90.0]]], tasks=("a", "b"), chance=(0.0, 0.0))
+    group = make_group(
+        "ewc", [[[80.0], [60.0, 90.0]], [[82.0], [70.0, 90.0]]], tasks=("a", "b"), chance=(0.0, 0.0)
+    )
     curve = make_curve(group)
     assert curve.means == (81.0, 77.5)
     assert curve.spreads == pytest.approx((2**0.5, 12.5**0.5))
-    (tip,) = [e.attributes["title"] for e in Page(draw_curves([curve], ("a", "b"), "Average")).find("i", "dot")][1:]
+    (tip,) = [
+        e.attributes["title"]
+        for e in Page(draw_curves([curve], ("a", "b"), "Average")).find("i", "dot")
+    ][1:]
     assert tip == "ewc after b: 77.50 ± 3.54 % (2 seeds)"
 
 
@@ -353,11 +425,15 @@ def test_a_name_may_be_broken_between_its_parts_only():
 
 
 def test_names_at_the_ends_of_curves_do_not_touch():
-    groups = [make_group(f"method{number}", [ROWS]) for number in range(18)]  # they all end at the same score
+    groups = [
+        make_group(f"method{number}", [ROWS]) for number in range(18)
+    ]  # they all end at the same score
     page = Page(draw_curves([make_curve(group) for group in groups], "abcd", "Average"))
     styles = [element.attributes["style"] for element in page.find("span", "name")]
     heights = sorted(float(re.search(r"bottom:([-\d.]+)px", style)[1]) for style in styles)
-    plot = float(re.search(r"--height:(\d+)px", page.find("figure", "chart")[0].attributes["style"])[1])
+    plot = float(
+        re.search(r"--height:(\d+)px", page.find("figure", "chart")[0].attributes["style"])[1]
+    )
     assert all(upper - lower >= 15.9 for lower, upper in pairwise(heights))
     assert heights[0] >= 0
     assert heights[-1] <= plot
@@ -365,6 +441,12 @@ def test_names_at_the_ends_of_curves_do_not_touch():
 
 def test_every_point_of_a_curve_lies_inside_the_plot():
     rows = [[100.0], [0.0, 0.0]]
-    page = Page(draw_curves([make_curve(make_group("ewc", [rows], tasks="ab", chance=(0.0, 0.0)))], "ab", "Average"))
+    page = Page(
+        draw_curves(
+            [make_curve(make_group("ewc", [rows], tasks="ab", chance=(0.0, 0.0)))], "ab", "Average"
+        )
+    )
     for dot in page.find("i", "dot"):
-        assert all(0 <= float(value) <= 100 for value in re.findall(r"([-\d.]+)%", dot.attributes["style"]))
+        assert all(
+            0 <= float(value) <= 100 for value in re.findall(r"([-\d.]+)%", dot.attributes["style"])
+        )

@@ -31,7 +31,13 @@ def labels(*runs) -> list[str]:
 def test_a_run_is_read_from_its_folder(tmp_path):
     folder = write_run(tmp_path / "ewc-seed3", make_scores("ewc", ROWS, seed=3))
     (run,) = read_runs([folder])
-    assert (run.label, run.method, run.seed, run.track, run.tasks) == ("ewc-seed3", "ewc", 3, "mcit", TASKS)
+    assert (run.label, run.method, run.seed, run.track, run.tasks) == (
+        "ewc-seed3",
+        "ewc",
+        3,
+        "mcit",
+        TASKS,
+    )
     assert run.matrix.rows == tuple(map(tuple, ROWS))
     assert run.complete
     assert run.config["method"] == {"name": "ewc"}
@@ -48,7 +54,9 @@ def test_a_folder_of_runs_is_read_to_its_depths_once_each_and_counting_up(tmp_pa
 def test_a_run_of_before_is_given_what_it_did_not_tell(tmp_path):
     """A_old by hand: 4 classes at 60 and 2 at 30 are (4 * 60 + 2 * 30) / 6 = 50."""
     tasks = ["shapes[0-3]", "shapes[4-5]", "shapes[6-7]"]
-    scores = make_scores("ewc", [[80], [70, 40], [60, 30, 20]], tasks, (25, 16, 12), "efcil", seen=(80, 60, 42.5))
+    scores = make_scores(
+        "ewc", [[80], [70, 40], [60, 30, 20]], tasks, (25, 16, 12), "efcil", seen=(80, 60, 42.5)
+    )
     del scores["metrics"]["A_old"]
     run = read_run(write_run(tmp_path / "run", scores))
     assert run.metrics["A_old"] == [None, 70, 50]
@@ -86,7 +94,9 @@ def test_a_damaged_matrix_or_configuration_is_named(tmp_path):
 def test_an_earlier_versions_forgetting_is_computed_anew(tmp_path):
     """It measured from chance for classes too, and could say 150 %."""
     tasks = ["shapes[0-3]", "shapes[4-7]"]
-    scores = make_scores("ewc", [[75.0], [0.0, 80.0]], tasks, (25.0, 12.5), "efcil", seen=(75.0, 40.0))
+    scores = make_scores(
+        "ewc", [[75.0], [0.0, 80.0]], tasks, (25.0, 12.5), "efcil", seen=(75.0, 40.0)
+    )
     scores["metrics"]["forgetting_transfer"] = [[], [150.0]]
     scores["metrics"]["forgetting_transfer_average"] = [None, 150.0]
     run = read_run(write_run(tmp_path / "run", scores))
@@ -101,8 +111,16 @@ def test_an_earlier_versions_forgetting_is_computed_anew(tmp_path):
         (("metrics",), [], "'metrics' must be a section, found []"),
         (("metrics", "A_old"), 7, "'metrics' 'A_old' must be a list, found 7"),
         (("metrics", "A_old"), [None, 1.0], "rows need as many averages over earlier tasks"),
-        (("metrics", "knowledge_transfer"), [1.0], "'metrics' 'knowledge_transfer' must have 4 items, found 1"),
-        (("metrics", "knowledge_transfer"), [1.0, "x", 2.0, 3.0], "item 1 must be a number, found 'x'"),
+        (
+            ("metrics", "knowledge_transfer"),
+            [1.0],
+            "'metrics' 'knowledge_transfer' must have 4 items, found 1",
+        ),
+        (
+            ("metrics", "knowledge_transfer"),
+            [1.0, "x", 2.0, 3.0],
+            "item 1 must be a number, found 'x'",
+        ),
         (("seen",), ["a", "b", "c", "d"], "'seen' item 0 must be a number, found 'a'"),
         (("seen",), [1.0], "'seen' must have 4 items, found 1"),
         (("seen",), [], "'seen' must have 4 items, found 0"),
@@ -141,22 +159,36 @@ def test_numbers_of_another_kind_or_length_are_one_clear_error(tmp_path, place, 
         ("passport.json", {"recipes": {"vqa": 1}}, "'recipes' 'vqa' must be a section, found 1"),
     ],
 )
-def test_a_configuration_or_passport_of_another_kind_is_one_clear_error(tmp_path, file, changes, words):
+def test_a_configuration_or_passport_of_another_kind_is_one_clear_error(
+    tmp_path, file, changes, words
+):
     given = {"config.yaml": make_config("ewc"), "passport.json": make_passport()}
     given[file] = {**given[file], **changes}
-    folder = write_run(tmp_path / "run", make_scores("ewc", ROWS), given["config.yaml"], given["passport.json"])
+    folder = write_run(
+        tmp_path / "run", make_scores("ewc", ROWS), given["config.yaml"], given["passport.json"]
+    )
     with pytest.raises(DataError) as error:
         read_runs([folder])
-    assert f"{file} was not written by `mcit run`, or was changed since: {words}" in str(error.value)
+    assert f"{file} was not written by `mcit run`, or was changed since: {words}" in str(
+        error.value
+    )
 
 
 def mutate(data: Any, value: Any) -> Iterator[Any]:
     """Copies of nested data, each with another leaf or branch replaced."""
     for key in data if isinstance(data, dict) else range(len(data)):
-        yield {**data, key: value} if isinstance(data, dict) else [*data[:key], value, *data[key + 1 :]]
+        yield (
+            {**data, key: value}
+            if isinstance(data, dict)
+            else [*data[:key], value, *data[key + 1 :]]
+        )
         if isinstance(data[key], (dict, list)):
             for inner in mutate(data[key], value):
-                yield {**data, key: inner} if isinstance(data, dict) else [*data[:key], inner, *data[key + 1 :]]
+                yield (
+                    {**data, key: inner}
+                    if isinstance(data, dict)
+                    else [*data[:key], inner, *data[key + 1 :]]
+                )
 
 
 @pytest.mark.parametrize("value", [None, "x", 1e999, -5, True, [], {}, [[None]]], ids=repr)
@@ -180,7 +212,13 @@ def test_a_changed_file_is_reported_on_or_refused(tmp_path, value):
 
 @pytest.mark.parametrize("value", [None, "x", 1e999, -5, True, [], {}, [[None]]], ids=repr)
 def test_a_changed_matrix_of_another_toolkit_is_reported_on_or_refused(tmp_path, value):
-    data = {"method": "lwf", "seed": 1, "tasks": ["a", "b"], "chance": [0.0, 50.0], "matrix": [[80.0], [60.0, 90.0]]}
+    data = {
+        "method": "lwf",
+        "seed": 1,
+        "tasks": ["a", "b"],
+        "chance": [0.0, 50.0],
+        "matrix": [[80.0], [60.0, 90.0]],
+    }
     for changed in mutate({**data, "seen": [80.0, 75.0]}, value):
         (tmp_path / "lwf.json").write_text(json.dumps(changed))
         try:
@@ -218,19 +256,33 @@ def foreign(folder: Path, text: str, name: str = "lwf.csv"):
 )
 def test_a_plain_matrix_is_read_however_it_is_laid_out(tmp_path, text):
     run = foreign(tmp_path, text)
-    assert (run.method, run.seed, run.track, run.tasks) == ("lwf", None, "foreign", ("vqa", "nlvr2"))
+    assert (run.method, run.seed, run.track, run.tasks) == (
+        "lwf",
+        None,
+        "foreign",
+        ("vqa", "nlvr2"),
+    )
     assert run.matrix.rows == ((80,), (60, 90))
     assert (run.metrics["A_last"], run.metrics["A_avg"], run.metrics["BWT"]) == (75, 77.5, -20)
 
 
 def test_forgetting_is_not_made_up_where_chance_is_not_stated(tmp_path):
-    assert foreign(tmp_path, "vqa,nlvr2\n80\n60,90\n").metrics["forgetting_transfer"] == [[], [None]]
+    assert foreign(tmp_path, "vqa,nlvr2\n80\n60,90\n").metrics["forgetting_transfer"] == [
+        [],
+        [None],
+    ]
     run = foreign(tmp_path, "after,vqa,nlvr2\nchance,0,50\nvqa,80,\nnlvr2,60,90\n")
     assert run.metrics["forgetting_transfer"] == [[], [25.0]]
 
 
 def test_json_may_tell_everything(tmp_path):
-    data = {"method": "LwF", "seed": 4, "tasks": ["a", "b"], "chance": [50, 50], "matrix": [[80], [60, 90]]}
+    data = {
+        "method": "LwF",
+        "seed": 4,
+        "tasks": ["a", "b"],
+        "chance": [50, 50],
+        "matrix": [[80], [60, 90]],
+    }
     run = foreign(tmp_path, json.dumps({**data, "seen": [80, 70]}), "any.json")
     assert (run.method, run.seed, run.metrics["A_last"]) == ("LwF", 4, 70)
 
@@ -277,7 +329,10 @@ def test_what_is_wrong_with_a_plain_matrix_is_named(tmp_path, text, words):
     ("data", "words"),
     [
         ({"tasks": ["a"]}, "needs `tasks`, a list of names, and `matrix`"),
-        ({"tasks": ["a"], "matrix": [80]}, "row 1 of the matrix must be a list of percentages, found 80"),
+        (
+            {"tasks": ["a"], "matrix": [80]},
+            "row 1 of the matrix must be a list of percentages, found 80",
+        ),
         ({"tasks": ["a"], "matrix": [["80"]]}, "must be a percentage from 0 to 100, found '80'"),
     ],
 )
@@ -287,7 +342,10 @@ def test_what_is_wrong_with_plain_json_is_named(tmp_path, data, words):
 
 
 def test_fractions_are_refused_not_shown_as_half_a_percent(tmp_path):
-    with pytest.raises(DataError, match=r"no score is above 0.9, so these look like fractions.*multiply them by 100"):
+    with pytest.raises(
+        DataError,
+        match=r"no score is above 0.9, so these look like fractions.*multiply them by 100",
+    ):
         foreign(tmp_path, "a,b\n0.8\n0.6,0.9\n")
     data = {"tasks": ["a"], "matrix": [[0.8]], "unit": "percent"}
     assert foreign(tmp_path, json.dumps(data), "poor.json").metrics["A_last"] == 0.8
@@ -299,7 +357,12 @@ def test_fractions_are_refused_not_shown_as_half_a_percent(tmp_path):
 
 def test_seeds_of_one_method_are_one_group():
     (group,) = group_runs([make_run("ewc", ROWS, seed) for seed in (1, 2, 3)])
-    assert (group.label, group.variant, group.method, group.seeds) == ("ewc", "ewc", "ewc", [1, 2, 3])
+    assert (group.label, group.variant, group.method, group.seeds) == (
+        "ewc",
+        "ewc",
+        "ewc",
+        [1, 2, 3],
+    )
     assert group.setting == "vqa,nlvr2,snli-ve,vcr"
 
 
@@ -308,7 +371,11 @@ def with_method(method: str = "ewc", seed: int = 1, **options):
 
 
 def test_strengths_are_told_apart_and_only_where_there_are_several():
-    runs = [with_method(strength=1000), with_method(strength=300, seed=2), with_method("mas", strength=7)]
+    runs = [
+        with_method(strength=1000),
+        with_method(strength=300, seed=2),
+        with_method("mas", strength=7),
+    ]
     assert labels(*runs) == ["ewc@1000", "ewc@300", "mas"]
     assert labels(with_method(strength=1000), with_method(strength=1e3, seed=2)) == ["ewc"]
 
@@ -327,9 +394,14 @@ def test_the_options_of_a_method_are_its_own_on_top_of_the_usual_ones():
     usual = {"ewc": {"strength": 300}, "mas": {"strength": 5}}
     plain = make_run("ewc", ROWS, 1, make_config("ewc", methods=usual))
     same = make_run(
-        "ewc", ROWS, 2, make_config("ewc", seed=2, methods={"ewc": {"strength": 1}}, options={"strength": 300})
+        "ewc",
+        ROWS,
+        2,
+        make_config("ewc", seed=2, methods={"ewc": {"strength": 1}}, options={"strength": 300}),
     )
-    other = make_run("ewc", ROWS, 3, make_config("ewc", seed=3, methods=usual | {"mas": {"strength": 6}}))
+    other = make_run(
+        "ewc", ROWS, 3, make_config("ewc", seed=3, methods=usual | {"mas": {"strength": 6}})
+    )
     assert labels(plain, same, other) == ["ewc"]
 
 
@@ -343,8 +415,18 @@ def test_flavours_are_told_by_their_own_name():
 
 def test_what_cannot_change_a_score_makes_no_group():
     runs = [
-        make_run("ewc", ROWS, 1, make_config("ewc", output="a", training={"clip_norm": 1.0, "workers": 4})),
-        make_run("ewc", ROWS, 2, make_config("ewc", output="b", data_root="elsewhere", checkpoint={"keep": 5})),
+        make_run(
+            "ewc",
+            ROWS,
+            1,
+            make_config("ewc", output="a", training={"clip_norm": 1.0, "workers": 4}),
+        ),
+        make_run(
+            "ewc",
+            ROWS,
+            2,
+            make_config("ewc", output="b", data_root="elsewhere", checkpoint={"keep": 5}),
+        ),
     ]
     assert labels(*runs) == ["ewc"]
 
@@ -352,20 +434,30 @@ def test_what_cannot_change_a_score_makes_no_group():
 def test_the_folder_of_data_without_fingerprint_tells_them_apart():
     passport = make_passport(data=dict.fromkeys(TASKS))
     runs = [
-        make_run("ewc", ROWS, 1, make_config("ewc", data_root=root), passport=passport) for root in ("x/one", "x/two")
+        make_run("ewc", ROWS, 1, make_config("ewc", data_root=root), passport=passport)
+        for root in ("x/one", "x/two")
     ]
     assert labels(*runs) == ["ewc[data_root=one]", "ewc[data_root=two]"]
 
 
 def test_another_recipe_is_another_group():
     recipes = {task: {"epochs": 9} for task in TASKS}
-    runs = [make_run("ewc", ROWS), make_run("ewc", ROWS, 2, passport=make_passport(recipes=recipes))]
+    runs = [
+        make_run("ewc", ROWS),
+        make_run("ewc", ROWS, 2, passport=make_passport(recipes=recipes)),
+    ]
     assert len(set(labels(*runs))) == 2
 
 
 def test_an_unfinished_run_is_a_group_by_itself():
-    groups = group_runs([make_run("ewc", ROWS, 1), make_run("ewc", ROWS[:2], 2), make_run("ewc", ROWS[:2], 3)])
-    assert [group.label for group in groups] == ["ewc", "ewc (seed 2, 2 of 4 tasks)", "ewc (seed 3, 2 of 4 tasks)"]
+    groups = group_runs(
+        [make_run("ewc", ROWS, 1), make_run("ewc", ROWS[:2], 2), make_run("ewc", ROWS[:2], 3)]
+    )
+    assert [group.label for group in groups] == [
+        "ewc",
+        "ewc (seed 2, 2 of 4 tasks)",
+        "ewc (seed 3, 2 of 4 tasks)",
+    ]
     assert [group.complete for group in groups] == [True, False, False]
 
 
@@ -376,7 +468,9 @@ def test_no_two_groups_share_a_label():
 
 def test_settings_are_named_where_there_are_several():
     one = make_run("ewc", ROWS)
-    groups = group_runs([one, make_run("ewc", [[80], [60, 90]], 1, {}, tasks=["x[0-4]", "x[5-9]"], chance=(20, 10))])
+    groups = group_runs(
+        [one, make_run("ewc", [[80], [60, 90]], 1, {}, tasks=["x[0-4]", "x[5-9]"], chance=(20, 10))]
+    )
     assert [group.label for group in groups] == ["ewc on vqa,nlvr2,snli-ve,vcr", "ewc on x:2x5"]
     assert [group.variant for group in groups] == ["ewc", "ewc"]
     assert list(split_settings(groups)) == ["vqa,nlvr2,snli-ve,vcr", "x:2x5"]
@@ -390,7 +484,9 @@ def test_embedded_and_real_data_are_two_settings():
 def test_results_of_others_stand_beside_ours_under_their_own_name(tmp_path):
     own = make_run("ewc", ROWS)
     text = ",".join(TASKS) + "\n" + "\n".join(",".join(map(str, row)) for row in ROWS)
-    groups = group_runs([own, foreign(tmp_path, text, "lwf.csv"), foreign(tmp_path, text, "ewc.csv")])
+    groups = group_runs(
+        [own, foreign(tmp_path, text, "lwf.csv"), foreign(tmp_path, text, "ewc.csv")]
+    )
     assert [group.label for group in groups] == ["ewc", "lwf", "ewc (ewc)"]
     assert len(split_settings(groups)) == 1
 
@@ -408,7 +504,9 @@ def test_splits_are_read_from_names(tasks, expected):
     assert (split.order, split.big_start, split.length) == expected
 
 
-@pytest.mark.parametrize("tasks", [["vqa", "vcr"], ["a[0-4]", "b[5-9]"], ["a[0-4]", "a[6-9]"], ["a[1-4]"], []])
+@pytest.mark.parametrize(
+    "tasks", [["vqa", "vcr"], ["a[0-4]", "b[5-9]"], ["a[0-4]", "a[6-9]"], ["a[1-4]"], []]
+)
 def test_other_names_are_no_split(tasks):
     assert find_split(tasks) is None
 
@@ -425,7 +523,11 @@ def test_method_and_seed_are_no_difference():
 @pytest.mark.parametrize(
     ("config", "passport", "expected"),
     [
-        ({"model": {"name": "tiny", "width": 32}}, {}, "model.width differs: 64 (ewc-seed1); 32 (mas-seed1)"),
+        (
+            {"model": {"name": "tiny", "width": 32}},
+            {},
+            "model.width differs: 64 (ewc-seed1); 32 (mas-seed1)",
+        ),
         (
             {},
             {"packages": {"torch": "2.6", "numpy": "2.4.6"}},
@@ -445,7 +547,10 @@ def test_a_difference_is_named_with_both_values(config, passport, expected):
 
 def test_other_data_and_other_recipes_are_differences():
     data = {**make_passport()["data"], "vqa": "f" * 24}
-    recipes = {**make_passport()["recipes"], "vcr": {"epochs": 9, "batch_size": 16, "learning_rate": 0.0005}}
+    recipes = {
+        **make_passport()["recipes"],
+        "vcr": {"epochs": 9, "batch_size": 16, "learning_rate": 0.0005},
+    }
     other = make_run("mas", ROWS, passport=make_passport(data=data, recipes=recipes))
     found = find_differences([make_run("ewc", ROWS), other])
     assert found == [
@@ -455,13 +560,18 @@ def test_other_data_and_other_recipes_are_differences():
 
 
 def test_values_that_look_alike_when_shortened_still_differ():
-    runs = [make_run("ewc", ROWS, 1, make_config("ewc", model={"name": name})) for name in ("a/vilt", "b/vilt")]
+    runs = [
+        make_run("ewc", ROWS, 1, make_config("ewc", model={"name": name}))
+        for name in ("a/vilt", "b/vilt")
+    ]
     assert len(find_differences(runs)) == 1
 
 
 def test_embedded_and_real_data_are_told():
     found = find_differences([make_run("ewc", ROWS), make_run("mas", ROWS, embedded=True)])
-    assert found == ["some runs are on the embedded benchmark and some on real data: they are tabulated apart"]
+    assert found == [
+        "some runs are on the embedded benchmark and some on real data: they are tabulated apart"
+    ]
 
 
 def test_unfinished_repeated_and_foreign_runs_are_told(tmp_path):
@@ -511,6 +621,10 @@ def test_lists_of_lists_stay_readable():
 
 def test_many_runs_are_named_in_part():
     runs = [make_run("ewc", ROWS, seed) for seed in range(1, 9)]
-    runs += [make_run("mas", ROWS, seed, passport=make_passport(threads="2")) for seed in range(1, 9)]
+    runs += [
+        make_run("mas", ROWS, seed, passport=make_passport(threads="2")) for seed in range(1, 9)
+    ]
     (line,) = find_differences(runs)
-    assert line.startswith("note: threads differs: 1 (ewc-seed1, ewc-seed2, ewc-seed3 and 5 more); 2 (")
+    assert line.startswith(
+        "note: threads differs: 1 (ewc-seed1, ewc-seed2, ewc-seed3 and 5 more); 2 ("
+    )

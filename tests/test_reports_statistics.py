@@ -26,7 +26,13 @@ def test_the_papers_ranks_come_out_of_its_average_accuracies():
     settings, scores = list_settings("A_avg")
     assert len(settings) == 18
     assert METHODS == ("ewc_dr", "online_ewc", "mas", "ewc", "si")
-    assert [f"{value:.2f}" for value in statistics.average_ranks(scores)] == ["1.00", "2.44", "2.56", "4.17", "4.83"]
+    assert [f"{value:.2f}" for value in statistics.average_ranks(scores)] == [
+        "1.00",
+        "2.44",
+        "2.56",
+        "4.17",
+        "4.83",
+    ]
 
 
 def test_the_last_accuracies_rank_the_same_way_with_other_figures():
@@ -43,12 +49,17 @@ def test_the_papers_critical_difference():
 def test_in_the_paper_ewc_dr_is_1st_by_more_than_one_critical_difference():
     ranks = statistics.average_ranks(list_settings("A_avg")[1])
     cliques = statistics.find_cliques(ranks, statistics.critical_difference(5, 18))
-    assert [[METHODS[method] for method in clique] for clique in cliques] == [["online_ewc", "mas"], ["ewc", "si"]]
+    assert [[METHODS[method] for method in clique] for clique in cliques] == [
+        ["online_ewc", "mas"],
+        ["ewc", "si"],
+    ]
 
 
 def test_the_papers_settings_are_not_independent_and_that_is_said():
     settings = list_settings("A_avg")[0]
-    (warning,) = statistics.warn_about_blocks("settings", 18, [dataset for dataset, _, _ in settings])
+    (warning,) = statistics.warn_about_blocks(
+        "settings", 18, [dataset for dataset, _, _ in settings]
+    )
     assert warning.startswith("18 settings come from 3 data sets, so they are not independent")
 
 
@@ -58,7 +69,9 @@ def test_the_papers_table_of_forgetting_follows_from_its_accuracies():
     for method in ("ewc", "ewc_dr"):
         rows = paper[method]["a"]
         for t, row in enumerate(paper[method]["f"]):
-            made = [100 * (rows[j][j] - rows[t][j]) / (rows[j][j] - chance[j]) for j in range(len(row))]
+            made = [
+                100 * (rows[j][j] - rows[t][j]) / (rows[j][j] - chance[j]) for j in range(len(row))
+            ]
             assert made == pytest.approx(row, abs=0.1)
 
 
@@ -73,7 +86,9 @@ def test_friedman_by_hand_without_ties():
     """Ranks (1,2,3), (1,2,3), (1,3,2), (2,1,3): sums 5, 8, 11; chi2 = 12/(4*3*4) * 210 - 3*4*4 = 4.5; F = 3.86."""
     test = statistics.friedman([[9, 8, 7], [9, 8, 7], [9, 7, 8], [8, 9, 7]])
     assert test.chi_square == pytest.approx(4.5)
-    assert test.p_chi_square == pytest.approx(math.exp(-4.5 / 2))  # chi-square with two degrees of freedom
+    assert test.p_chi_square == pytest.approx(
+        math.exp(-4.5 / 2)
+    )  # chi-square with two degrees of freedom
     assert test.f == pytest.approx(3 * 4.5 / (4 * 2 - 4.5))
     assert test.p_f == pytest.approx(stats.f.sf(test.f, 2, 6))
 
@@ -82,7 +97,9 @@ def test_friedman_with_ties_is_scipys():
     scores = np.random.default_rng(1).integers(0, 4, size=(12, 5))
     expected = stats.friedmanchisquare(*scores.T)
     test = statistics.friedman(scores)
-    assert (test.chi_square, test.p_chi_square) == pytest.approx((expected.statistic, expected.pvalue))
+    assert (test.chi_square, test.p_chi_square) == pytest.approx(
+        (expected.statistic, expected.pvalue)
+    )
 
 
 def test_friedman_where_all_agree_and_where_nobody_differs():
@@ -126,7 +143,11 @@ def test_few_blocks_are_told_and_enough_independent_ones_are_not():
 @pytest.mark.parametrize("count", [2, 3, 5, 10])
 def test_differences_of_one_sign_have_the_least_p_that_signs_allow(count):
     values = np.linspace(0.5, 2.0, count)
-    assert statistics.sign_flip_test(values) == statistics.sign_flip_test(-values) == 2.0 ** (1 - count)
+    assert (
+        statistics.sign_flip_test(values)
+        == statistics.sign_flip_test(-values)
+        == 2.0 ** (1 - count)
+    )
     assert statistics.least_p(count) == 2.0 ** (1 - count)
 
 
@@ -139,7 +160,9 @@ def test_sign_flips_by_hand():
 
 def test_sign_flips_are_scipys_permutation_test():
     values = np.random.default_rng(0).normal(0.5, 1, 9)
-    expected = stats.permutation_test((values,), np.mean, permutation_type="samples", n_resamples=np.inf)
+    expected = stats.permutation_test(
+        (values,), np.mean, permutation_type="samples", n_resamples=np.inf
+    )
     assert statistics.sign_flip_test(values) == pytest.approx(expected.pvalue)
 
 
@@ -196,22 +219,37 @@ def test_one_value_has_no_interval():
 
 def seeds_of(method: str, finals: list[float]) -> list:
     """Runs of two tasks that end with this average."""
-    return [make_run(method, [[80.0], [a, a]], seed, tasks="ab", chance=(0, 0)) for seed, a in enumerate(finals, 1)]
+    return [
+        make_run(method, [[80.0], [a, a]], seed, tasks="ab", chance=(0, 0))
+        for seed, a in enumerate(finals, 1)
+    ]
 
 
 def test_methods_are_ranked_over_seeds_where_there_is_one_setting():
-    groups = group_runs([*seeds_of("ewc", [50, 51, 52]), *seeds_of("mas", [60, 61, 50]), *seeds_of("si", [40, 40, 40])])
+    groups = group_runs(
+        [
+            *seeds_of("ewc", [50, 51, 52]),
+            *seeds_of("mas", [60, 61, 50]),
+            *seeds_of("si", [40, 40, 40]),
+        ]
+    )
     ranks, pairs = make_significance_tables(groups)
     # ewc is 2nd, 2nd, 1st; mas 1st, 1st, 2nd; si last
     assert ranks.rows == [["mas", "1.33", "1.33"], ["ewc", "1.67", "1.67"], ["si", "3.00", "3.00"]]
     assert ranks.best == {(0, 1), (0, 2)}
     notes = " ".join(ranks.notes)
-    for words in ("critical difference at 0.05 is 1.914", "not told apart: mas, ewc, si", "3 seeds are few"):
+    for words in (
+        "critical difference at 0.05 is 1.914",
+        "not told apart: mas, ewc, si",
+        "3 seeds are few",
+    ):
         assert words in notes
     assert pairs.header[:3] == ["pair", "n", "A_last difference"]
     # 10, 10, -2: mean 6; signs give |sum| 18 or more in 4 of 8; Holm of (0.5, 0.25, 0.25) is (0.75, 0.75, 0.75)
     assert pairs.rows[0][:5] == ["mas vs ewc", "3", "+6.00", "-2.00 to +10.00", "0.750"]
-    assert any("3 seeds and 3 comparisons cannot give a p below 0.75" in note for note in pairs.notes)
+    assert any(
+        "3 seeds and 3 comparisons cannot give a p below 0.75" in note for note in pairs.notes
+    )
     found = rank_groups(groups)
     assert (found.methods, found.blocks, found.kind) == (["ewc", "mas", "si"], 3, "seeds")
     assert found.ranks == pytest.approx([5 / 3, 4 / 3, 3])
@@ -243,11 +281,20 @@ def test_settings_are_the_blocks_where_there_are_several():
         order = [f"{dataset}:{split}{length}"]
         for method, value in zip(METHODS, row, strict=True):
             config = {"order": order, "method": {"name": method}}
-            run = make_run(method, [[value], [value, value]], tasks=tasks, chance=(0, 0), track="efcil", config=config)
+            run = make_run(
+                method,
+                [[value], [value, value]],
+                tasks=tasks,
+                chance=(0, 0),
+                track="efcil",
+                config=config,
+            )
             runs.append(run)
     ranks, pairs = make_significance_tables(group_runs(runs))
     expected = stats.rankdata([[-value for value in row] for _, row in kept], axis=1).mean(axis=0)
-    assert {row[0]: row[2] for row in ranks.rows} == {m: f"{e:.2f}" for m, e in zip(METHODS, expected, strict=True)}
+    assert {row[0]: row[2] for row in ranks.rows} == {
+        m: f"{e:.2f}" for m, e in zip(METHODS, expected, strict=True)
+    }
     assert any("12 settings come from 2 data sets" in note for note in ranks.notes)
     assert any("12 settings come from 2 data sets" in note for note in pairs.notes)
     assert any("Wilcoxon" in note for note in pairs.notes)
@@ -257,11 +304,19 @@ def test_settings_are_the_blocks_where_there_are_several():
 def test_a_method_that_was_run_in_some_settings_only_does_not_end_the_comparison():
     orders = [("a", "b"), ("b", "a"), ("c", "d")]
     made = [
-        make_group(name, [[[80.0], [50.0 + place, 80.0]]], (0.0, 0.0), order, config=make_config(name, order))
+        make_group(
+            name,
+            [[[80.0], [50.0 + place, 80.0]]],
+            (0.0, 0.0),
+            order,
+            config=make_config(name, order),
+        )
         for place, name in enumerate(("ewc", "mas", "si"))
         for order in orders
     ]
-    extra = make_group("lwf", [[[99.0], [99.0, 99.0]]], (0.0, 0.0), orders[0], config=make_config("lwf", orders[0]))
+    extra = make_group(
+        "lwf", [[[99.0], [99.0, 99.0]]], (0.0, 0.0), orders[0], config=make_config("lwf", orders[0])
+    )
     ranks, pairs = make_significance_tables([*made, extra])
     assert [row[:2] for row in ranks.rows] == [["si", "1.00"], ["mas", "2.00"], ["ewc", "3.00"]]
     assert [row[0] for row in pairs.rows] == ["si vs mas", "si vs ewc", "mas vs ewc"]

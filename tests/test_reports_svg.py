@@ -35,7 +35,10 @@ def drawing(tmp_path) -> Path:
 
 
 def write(path: Path, inside: str) -> Path:
-    path.write_text(f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1 1">{inside}</svg>', encoding="utf-8")
+    path.write_text(
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1 1">{inside}</svg>',
+        encoding="utf-8",
+    )
     return path
 
 
@@ -101,7 +104,9 @@ def test_coordinates_keep_five_digits_and_no_blanks(drawing):
     assert 'd="M0.12346 0L10 0.00012346z"' in embed_svg(drawing, "one", "")
 
 
-@pytest.mark.parametrize(("text", "problem"), [("<svg><g></svg>", "no whole SVG"), ("<html/>", "outermost .* <html>")])
+@pytest.mark.parametrize(
+    ("text", "problem"), [("<svg><g></svg>", "no whole SVG"), ("<html/>", "outermost .* <html>")]
+)
 def test_what_is_no_drawing_is_named(tmp_path, text, problem):
     path = tmp_path / "broken.svg"
     path.write_text(text, encoding="utf-8")

@@ -67,7 +67,9 @@ def test_what_was_never_above_chance_cannot_be_forgotten():
 
 
 def test_the_average_over_all_classes_is_taken_where_it_is_given():
-    matrix = ScoreMatrix(("shapes[0-3]", "shapes[4-4]"), (25.0, 20.0), [[80.0], [60.0, 90.0]], seen=(80.0, 66.0))
+    matrix = ScoreMatrix(
+        ("shapes[0-3]", "shapes[4-4]"), (25.0, 20.0), [[80.0], [60.0, 90.0]], seen=(80.0, 66.0)
+    )
     assert [row[-1] for row in tabulate(scores(matrix))[1]] == ["", "80.00", "66.00"]
 
 
@@ -94,7 +96,9 @@ def test_one_task_has_no_backward_transfer_and_a_method_may_hold_nothing():
 
 def test_knowledge_transfer_is_told_where_single_runs_are_known():
     matrix = ScoreMatrix(("vqa", "vcr"), (0.0, 25.0), [[80.0], [60.0, 70.0]])
-    assert "knowledge transfer: vqa +60.00, vcr –" in summarise(scores(matrix, single={"vqa": 50.0}))
+    assert "knowledge transfer: vqa +60.00, vcr –" in summarise(
+        scores(matrix, single={"vqa": 50.0})
+    )
 
 
 def test_markdown_by_hand():
@@ -146,7 +150,11 @@ EWC = [[[80.0], [60.0, 90.0]], [[80.0], [64.0, 86.0]]]  # 25 % and 20 % of a are
 
 def compare(**methods) -> Table:
     """The comparison of runs of two tasks, given by method as matrices by seed."""
-    runs = [make_run(m, rows, seed, **TWO) for m, listed in methods.items() for seed, rows in enumerate(listed, 1)]
+    runs = [
+        make_run(m, rows, seed, **TWO)
+        for m, listed in methods.items()
+        for seed, rows in enumerate(listed, 1)
+    ]
     return make_tables(group_runs(runs))[0]
 
 
@@ -156,7 +164,15 @@ def test_methods_side_by_side_by_hand():
     assert table.header == ["method", "n", "a", "b", "A_last", "A_avg", "A_new"]
     assert table.rows == [
         ["chance", "", "0.00", "50.00", "25.00", "12.50", ""],
-        ["ewc", "2", "62.00 ± 2.83 (22.50)", "88.00 ± 2.83", "75.00 ± 0.00", "77.50 ± 0.00", "84.00 ± 1.41"],
+        [
+            "ewc",
+            "2",
+            "62.00 ± 2.83 (22.50)",
+            "88.00 ± 2.83",
+            "75.00 ± 0.00",
+            "77.50 ± 0.00",
+            "84.00 ± 1.41",
+        ],
         ["mas", "1", "70.00 (12.50)", "70.00", "70.00", "75.00", "75.00"],
     ]
     assert table.best == {(2, 2), (1, 3), (1, 4), (1, 5), (1, 6)}
@@ -182,7 +198,15 @@ def test_an_unfinished_run_is_shown_but_neither_averaged_nor_best():
     table = compare(ewc=[EWC[0], EWC[1], [[99.0]]], mas=[EWC[0]])
     rows = {row[0]: row for row in table.rows}
     assert rows["ewc"][1:3] == ["2", "62.00 ± 2.83 (22.50)"]
-    assert rows["ewc (seed 3, 1 of 2 tasks)"] == ["ewc (seed 3, 1 of 2 tasks)", "1", "99.00", "", "–", "–", "–"]
+    assert rows["ewc (seed 3, 1 of 2 tasks)"] == [
+        "ewc (seed 3, 1 of 2 tasks)",
+        "1",
+        "99.00",
+        "",
+        "–",
+        "–",
+        "–",
+    ]
     assert table.rows[2][0] == "ewc (seed 3, 1 of 2 tasks)"
     assert not [row for row, _ in table.best if row == 2]
 
@@ -206,18 +230,29 @@ def test_the_checkpoints_of_several_seeds_are_averaged():
 
 def test_the_embedded_benchmark_is_named():
     runs = [make_run(method, EWC[0], embedded=True, **TWO) for method in ("ewc", "mas")]
-    assert make_tables(group_runs(runs))[0].title == "Methods on vqa,nlvr2,snli-ve,vcr, the embedded benchmark"
+    assert (
+        make_tables(group_runs(runs))[0].title
+        == "Methods on vqa,nlvr2,snli-ve,vcr, the embedded benchmark"
+    )
 
 
 # --- class-incremental
 
 
-def split_run(method: str, sizes: tuple[int, int], rows: list[list[float]], seen: tuple[float, float], seed: int = 1):
+def split_run(
+    method: str,
+    sizes: tuple[int, int],
+    rows: list[list[float]],
+    seen: tuple[float, float],
+    seed: int = 1,
+):
     first, both = sizes[0], sum(sizes)
     tasks = [f"x[0-{first - 1}]", f"x[{first}-{both - 1}]"]
     config = {"order": [f"x:{first}+1x{sizes[1]}"], "method": {"name": method}}
     chance = (100 / first, 100 / both)
-    return make_run(method, rows, seed, config, tasks=tasks, chance=chance, track="efcil", seen=seen)
+    return make_run(
+        method, rows, seed, config, tasks=tasks, chance=chance, track="efcil", seen=seen
+    )
 
 
 def test_new_stands_beside_old_in_the_table_of_a_run():
@@ -229,7 +264,10 @@ def test_new_stands_beside_old_in_the_table_of_a_run():
         ["x[0-3]", "80.00", "", "80.00", "80.00", ""],
         ["x[4-5]", "60.00 (25.00)", "30.00", "50.00", "30.00", "60.00"],  # 20 of 80
     ]
-    assert summarise(run.scores)[0] == "A_last 50.00, A_avg 65.00, A_new 55.00, A_old 60.00, BWT -20.00"
+    assert (
+        summarise(run.scores)[0]
+        == "A_last 50.00, A_avg 65.00, A_new 55.00, A_old 60.00, BWT -20.00"
+    )
 
 
 def test_splits_side_by_side_by_hand():
@@ -249,7 +287,12 @@ def test_splits_side_by_side_by_hand():
         ["ewc", "1", "50.00", "65.00", "55.00", "60.00", "0.5", "25", "12.50"],
         ["mas", "1", "40.00", "60.00", "80.00", "20.00", "–", "–", "–"],
     ]
-    assert comparison.best == {(1, 2), (1, 3), (2, 4), (1, 5)}  # what is kept was bought with what is learned
+    assert comparison.best == {
+        (1, 2),
+        (1, 3),
+        (2, 4),
+        (1, 5),
+    }  # what is kept was bought with what is learned
     assert "big start, 4 of 6 classes, then 1 task." in comparison.notes
     assert splits.header == ["method", "4+1x2 A_last", "4+1x2 A_avg", "3+1x3 A_last", "3+1x3 A_avg"]
     assert splits.rows == [
@@ -269,9 +312,16 @@ def test_a_row_of_splits_says_where_it_is_not_the_same_method():
     ]
     runs[1].scores["estimator"] = "strength 9"
     begun = split_run("mas", (3, 3), [[80.0]], (80.0,))
-    splits = next(table for table in make_tables(group_runs([*runs, begun])) if table.name == "splits-x")
-    assert [row[0] for row in splits.rows] == ["chance", "ewc"]  # what is not complete has no average to show
-    assert "ewc is not the same in all: 4+1x2: ewc, as estimated; 3+1x3: strength 9." in splits.notes
+    splits = next(
+        table for table in make_tables(group_runs([*runs, begun])) if table.name == "splits-x"
+    )
+    assert [row[0] for row in splits.rows] == [
+        "chance",
+        "ewc",
+    ]  # what is not complete has no average to show
+    assert (
+        "ewc is not the same in all: 4+1x2: ewc, as estimated; 3+1x3: strength 9." in splits.notes
+    )
 
 
 # --- forms
@@ -354,9 +404,15 @@ def test_latex_by_hand():
 
 def test_the_latex_of_every_table_is_well_formed():
     """Braces close, dollars pair, rows have their columns, and nothing outside ASCII or special is left."""
-    runs = [make_run(method, rows, seed) for method in ("ewc_dr", "mas") for seed, rows in enumerate(PLENTY, 1)]
+    runs = [
+        make_run(method, rows, seed)
+        for method in ("ewc_dr", "mas")
+        for seed, rows in enumerate(PLENTY, 1)
+    ]
     for run in runs:
-        run.scores["estimator"] = find_method(run.method)(strength=1.0).describe()  # MAS has a formula in it
+        run.scores["estimator"] = find_method(run.method)(
+            strength=1.0
+        ).describe()  # MAS has a formula in it
     for table in make_tables(group_runs(runs)):
         text = format_latex(table)
         plain = re.sub(r"\\[&%$#_{}]", "", text)
@@ -368,7 +424,9 @@ def test_the_latex_of_every_table_is_well_formed():
         inside = re.search(r"\\begin\{tabular\}\{(l?r*)\}\n(.*?)\\end\{tabular\}", plain, re.DOTALL)
         rows = [line for line in inside[2].splitlines() if line.rstrip().endswith("\\\\")]
         assert {row.count("&") + 1 for row in rows} == {len(inside[1])}
-        assert re.findall(r"\\begin\{([\w*]+)\}", text) == re.findall(r"\\end\{([\w*]+)\}", text)[::-1]
+        assert (
+            re.findall(r"\\begin\{([\w*]+)\}", text) == re.findall(r"\\end\{([\w*]+)\}", text)[::-1]
+        )
         assert "\\begin{adjustbox}{max width=\\linewidth}" in text
         assert ("\\begin{table*}" in text) == (len(table.header) >= 8) == ("\\end{table*}" in text)
 
@@ -383,7 +441,11 @@ PLENTY = [
 def test_on_the_terminal_nothing_is_cut_and_nothing_is_taken_for_markup(width):
     stream = io.StringIO()
     table = Table(
-        "t", "a title that is longer than its table", ["method", "A_last"], [["ewc[bold]", "1.00"]], ["[red]x"]
+        "t",
+        "a title that is longer than its table",
+        ["method", "A_last"],
+        [["ewc[bold]", "1.00"]],
+        ["[red]x"],
     )
     print_tables([table], Console(file=stream, width=width, highlight=False))
     for words in ("a title that is longer than its table", "ewc[bold]", "[red]x"):
@@ -392,7 +454,8 @@ def test_on_the_terminal_nothing_is_cut_and_nothing_is_taken_for_markup(width):
 
 def test_no_two_tables_share_a_name():
     runs = [
-        make_run("ewc", EWC[0], 1, {"order": ["a"], "method": {"name": "ewc", "x": x}}, **TWO) for x in ("a b", "a-b")
+        make_run("ewc", EWC[0], 1, {"order": ["a"], "method": {"name": "ewc", "x": x}}, **TWO)
+        for x in ("a b", "a-b")
     ]
     names = [table.name for table in make_tables(group_runs(runs))]
     assert len(set(names)) == len(names) == 4

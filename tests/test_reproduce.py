@@ -16,11 +16,25 @@ from mcit.config import ConfigError, to_yaml
 from mcit.reports.runs import read_run
 from mcit.reproduce import ledger as ledgers
 from mcit.reproduce.cost import count_examples, describe_cost, estimate_hours
-from mcit.reproduce.ledger import Cell, find_figure, find_runs, ledger_names, make_cells, read_ledger, read_metric
+from mcit.reproduce.ledger import (
+    Cell,
+    find_figure,
+    find_runs,
+    ledger_names,
+    make_cells,
+    read_ledger,
+    read_metric,
+)
 from mcit.runner.plan import resolve
 
-PAPER = json.loads((Path(ledgers.__file__).parent.parent / "reports" / "paper_tables.json").read_text("utf-8"))
-EFCIL = {"cifar100": "cifar100", "tiny-imagenet": "tiny_imagenet", "imagenet-subset": "imagenet_subset"}
+PAPER = json.loads(
+    (Path(ledgers.__file__).parent.parent / "reports" / "paper_tables.json").read_text("utf-8")
+)
+EFCIL = {
+    "cifar100": "cifar100",
+    "tiny-imagenet": "tiny_imagenet",
+    "imagenet-subset": "imagenet_subset",
+}
 
 
 def cells_of(name: str, output: Path = Path("runs"), **chosen: object) -> list[Cell]:
@@ -32,10 +46,14 @@ def write_run(cell: Cell, number: int, folder: Path, a_last: float, **changes: o
     job = cell.jobs[number]
     plan = resolve(job.config)
     tasks = [task.name for task in plan.tasks]
-    rows = [[a_last + 1 + (t < len(tasks) - 1) / (len(tasks) - 1)] * (t + 1) for t in range(len(tasks))]
+    rows = [
+        [a_last + 1 + (t < len(tasks) - 1) / (len(tasks) - 1)] * (t + 1) for t in range(len(tasks))
+    ]
     rows[-1] = [a_last] * len(tasks)
     chance = [task.chance for task in plan.tasks]
-    scores = make_scores(job.method, rows, tasks, chance, track=plan.track, seed=job.seed, **changes)
+    scores = make_scores(
+        job.method, rows, tasks, chance, track=plan.track, seed=job.seed, **changes
+    )
     folder.mkdir(parents=True)
     (folder / "scores.json").write_text(json.dumps(scores), encoding="utf-8")
     (folder / "config.yaml").write_text(to_yaml(plan.config), encoding="utf-8")
@@ -58,9 +76,9 @@ def test_every_figure_of_the_class_incremental_tables_is_in_a_cell(name):
     assert len(cells) == 30
     for cell in cells:
         kind, length = cell.setting.split("-")
-        split = PAPER["efcil"][EFCIL[name]][cell.method][{"bigstart": "big_start", "equal": "equal_split"}[kind]][
-            length
-        ]
+        split = PAPER["efcil"][EFCIL[name]][cell.method][
+            {"bigstart": "big_start", "equal": "equal_split"}[kind]
+        ][length]
         assert cell.figures == split
         assert [job.seed for job in cell.jobs] == [1, 2, 3]
         tasks = resolve(cell.jobs[0].config).tasks
@@ -72,7 +90,11 @@ def test_every_figure_of_the_vision_language_table_is_in_a_cell():
     for cell in cells_of("climb"):
         figures = PAPER["mcit"][cell.method]
         order = PAPER["mcit"]["order"]
-        expected = {f"a[{order[t]},{order[j]}]": v for t, row in enumerate(figures["a"]) for j, v in enumerate(row)}
+        expected = {
+            f"a[{order[t]},{order[j]}]": v
+            for t, row in enumerate(figures["a"])
+            for j, v in enumerate(row)
+        }
         assert cell.figures == {"A_last": figures["A_T"], **expected}
 
 
@@ -89,7 +111,8 @@ def test_every_cell_has_a_command_that_mcit_run_takes(name):
 
 def test_strengths_are_those_of_the_release():
     strengths = {
-        cell.method: resolve(cell.jobs[0].config).method for cell in cells_of("cifar100", settings=["equal-10"])
+        cell.method: resolve(cell.jobs[0].config).method
+        for cell in cells_of("cifar100", settings=["equal-10"])
     }
     assert (strengths["ewc"].strength, strengths["ewc_dr"].strength) == (1000, 10000)
     for method in ("ewc", "ewc_dr"):
@@ -100,7 +123,10 @@ def test_strengths_are_those_of_the_release():
 def test_the_tolerance_is_above_what_the_paper_differs_from_itself():
     ledger, alone = read_ledger("cifar100"), PAPER["efcil_cifar100_seed1993_A_avg"]
     differences = [
-        abs(PAPER["efcil"]["cifar100"][method][split][str(length)]["A_avg"] - alone[split][method][number])
+        abs(
+            PAPER["efcil"]["cifar100"][method][split][str(length)]["A_avg"]
+            - alone[split][method][number]
+        )
         for split in ("big_start", "equal_split")
         for method in ("ewc", "ewc_dr")
         for number, length in enumerate(alone["T"])
@@ -127,7 +153,12 @@ def test_the_cost_counts_every_image_of_every_epoch():
 def test_the_cost_of_the_vision_language_table_counts_passes():
     ledger = read_ledger("climb")
     cell = cells_of("climb")[0]
-    passes = {"vqa": 443_757 * 10, "nlvr2": 2 * 86_373 * 10, "snli-ve": 529_527 * 5, "vcr": 4 * 212_923 * 10}
+    passes = {
+        "vqa": 443_757 * 10,
+        "nlvr2": 2 * 86_373 * 10,
+        "snli-ve": 529_527 * 5,
+        "vcr": 4 * 212_923 * 10,
+    }
     assert count_examples(ledger, cell) == sum(passes.values())
 
 
@@ -139,7 +170,9 @@ def test_runs_are_found_by_what_they_are_and_not_by_their_folder(tmp_path):
     other = cells_of("cifar100", settings=["equal-5"], methods=["ewc"], data_root="there")[0]
     assert [found.runs for found in find_runs([cell], [tmp_path])] == [()]
     write_run(cell, 0, tmp_path / "anything", a_last=48.0)
-    write_run(other, 1, tmp_path / "equal-5-ewc_dr-seed2", a_last=10.0)  # the name says one thing, its settings another
+    write_run(
+        other, 1, tmp_path / "equal-5-ewc_dr-seed2", a_last=10.0
+    )  # the name says one thing, its settings another
     (found,) = find_runs([cell], [tmp_path])
     assert [run.label for run in found.runs] == ["anything"]
     assert found.measured("A_last") == pytest.approx(48.0)
@@ -161,14 +194,18 @@ def test_a_run_whose_settings_would_be_refused_now_is_that_of_no_cell(tmp_path):
     for folder in ("then", "now"):
         write_run(cell, 0, tmp_path / folder, 20.0)
     path = tmp_path / "then" / "config.yaml"
-    path.write_text(path.read_text().replace("mode: train", "mode: train\n      update_buffers: true"))
+    path.write_text(
+        path.read_text().replace("mode: train", "mode: train\n      update_buffers: true")
+    )
     (found,) = find_runs([cell], [tmp_path])
     assert [run.folder for run in found.runs] == [tmp_path / "now"]
 
 
 def test_a_figure_is_met_within_the_tolerance(tmp_path):
     ledger = read_ledger("cifar100")
-    (cell,) = cells_of("cifar100", settings=["equal-5"], methods=["ewc_dr"])  # the paper: 46.89 and 61.47
+    (cell,) = cells_of(
+        "cifar100", settings=["equal-5"], methods=["ewc_dr"]
+    )  # the paper: 46.89 and 61.47
     assert cell.judge("A_last", ledger.tolerance) == "not run"
     write_run(cell, 0, tmp_path / "1", a_last=48.0)
     write_run(cell, 1, tmp_path / "2", a_last=50.0)
@@ -177,10 +214,25 @@ def test_a_figure_is_met_within_the_tolerance(tmp_path):
     assert cell.judge("A_last", ledger.tolerance) == "agrees"
     assert cell.judge("A_avg", ledger.tolerance) == "differs"
     table = make_table(ledger, [cell])
-    assert table.rows[0] == ["equal-5", "ewc_dr", "A_last", "46.89", "49.00", "+2.11", "2 of 3", "agrees"]
+    assert table.rows[0] == [
+        "equal-5",
+        "ewc_dr",
+        "A_last",
+        "46.89",
+        "49.00",
+        "+2.11",
+        "2 of 3",
+        "agrees",
+    ]
     assert table.rows[1][-1] == "DIFFERS"
     notes = "\n".join(table.notes)
-    for words in ("1 agrees, 1 differs", "tolerance 4 points", "seed 1993", "170", "strength 10000"):
+    for words in (
+        "1 agrees, 1 differs",
+        "tolerance 4 points",
+        "seed 1993",
+        "170",
+        "strength 10000",
+    ):
         assert words in notes
 
 
@@ -211,7 +263,16 @@ def test_without_a_table_all_are_listed(capsys):
 
 def test_a_plan_is_printed_with_cost_figures_deviations_and_commands(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    words = ["reproduce", "cifar100", "--only", "ewc_dr,mas", "--setting", "bigstart-10", "--data-root", "DIR"]
+    words = [
+        "reproduce",
+        "cifar100",
+        "--only",
+        "ewc_dr,mas",
+        "--setting",
+        "bigstart-10",
+        "--data-root",
+        "DIR",
+    ]
     assert main(words) == 0
     printed = capsys.readouterr().out
     assert "6 runs, 6 of them still to be made" in printed
@@ -224,7 +285,9 @@ def test_a_plan_is_printed_with_cost_figures_deviations_and_commands(tmp_path, m
         "mas: strength, cap and code are not published",
     ):
         assert words in printed
-    command = "mcit run --config efcil/cifar100-bigstart-10 --data-root DIR --method ewc_dr --seed 1"
+    command = (
+        "mcit run --config efcil/cifar100-bigstart-10 --data-root DIR --method ewc_dr --seed 1"
+    )
     assert command in printed
     assert list(tmp_path.iterdir()) == []
 
@@ -238,7 +301,10 @@ def test_a_plan_is_printed_with_cost_figures_deviations_and_commands(tmp_path, m
         (["shapes", "--record", "--only", "ewc"], "--record takes the whole table"),
         (["shapes", "--teraflops", "0"], "--teraflops must be above 0"),
         (["shapes", "--seeds", "one"], "seeds are whole numbers"),
-        (["cifar100", "--setting", "equal-5", "--only", "ewc", "--run"], "--run needs --data-root: CIFAR-100"),
+        (
+            ["cifar100", "--setting", "equal-5", "--only", "ewc", "--run"],
+            "--run needs --data-root: CIFAR-100",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(tmp_path, monkeypatch, capsys, words, message):
@@ -250,15 +316,23 @@ def test_what_cannot_be_is_refused(tmp_path, monkeypatch, capsys, words, message
 def test_what_was_measured_becomes_the_figures_of_a_table_of_ours(tmp_path):
     ledger = read_ledger("shapes")
     cells = cells_of("shapes")
-    with pytest.raises(ConfigError, match="nothing was recorded: equal-5 finetune, equal-5 ewc, equal-5 ewc_dr not"):
+    with pytest.raises(
+        ConfigError, match="nothing was recorded: equal-5 finetune, equal-5 ewc, equal-5 ewc_dr not"
+    ):
         ledgers.record(ledger, cells)
     for place, cell in enumerate(cells):
         for number, job in enumerate(cell.jobs):
             write_run(cell, number, tmp_path / f"{place}-{job.seed}", a_last=10 * place + job.seed)
     data = ledgers.record(ledger, find_runs(cells, [tmp_path]))
     found = find_figure(data, "cells.equal-5.ewc")
-    assert (found["A_last"], found["by_seed"]["A_last"]) == (12.0, {"1": 11.0, "2": 12.0, "3": 13.0})
-    assert (found["seconds"], found["command"]) == (70, "mcit run --order shapes:5x4 --method ewc --seed 1")
+    assert (found["A_last"], found["by_seed"]["A_last"]) == (
+        12.0,
+        {"1": 11.0, "2": 12.0, "3": 13.0},
+    )
+    assert (found["seconds"], found["command"]) == (
+        70,
+        "mcit run --order shapes:5x4 --method ewc --seed 1",
+    )
     assert str(tmp_path) not in json.dumps(data, allow_nan=False)
 
 
@@ -267,7 +341,12 @@ def test_recorded_figures_are_agreed_with_at_once(tmp_path, monkeypatch, capsys)
     monkeypatch.chdir(tmp_path)
     for place, cell in enumerate(cells_of("shapes")):
         for number, job in enumerate(cell.jobs):
-            write_run(cell, number, tmp_path / "runs" / f"{place}-{job.seed}", a_last=10 * place + job.seed)
+            write_run(
+                cell,
+                number,
+                tmp_path / "runs" / f"{place}-{job.seed}",
+                a_last=10 * place + job.seed,
+            )
     assert main(["reproduce", "shapes", "--output", "runs", "--record"]) == 0
     assert "9 agrees" in capsys.readouterr().out
     data = json.loads((tmp_path / "shapes.json").read_text())
@@ -286,7 +365,9 @@ def test_what_a_row_sets_by_setting_is_set_there(name):
         assert set(options.set_by_setting) <= set(ledger.settings)
         for setting, changes in options.set_by_setting.items():
             words = ledgers.make_options(ledger, setting, row, None)
-            assert words[-2 * len(changes) :] == tuple(word for change in changes for word in ("--set", change))
+            assert words[-2 * len(changes) :] == tuple(
+                word for change in changes for word in ("--set", change)
+            )
 
 
 def test_a_metric_of_every_task_counts_as_its_mean(tmp_path):

@@ -12,7 +12,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from killing import Clock, Killed, assert_same_end, kill_until_finished, read_scores, start, stop_after
+from killing import (
+    Clock,
+    Killed,
+    assert_same_end,
+    kill_until_finished,
+    read_scores,
+    start,
+    stop_after,
+)
 from tiny_run import configure, write_world
 
 from mcit.checkpoint import CheckpointError, list_checkpoints, read_checkpoint
@@ -51,7 +59,9 @@ def configure_method(order, method, world=None, **more):
     usual = {"checkpoint__every_steps": 2, "training__log_every": 3}
     if world is None:
         usual |= {"model__channels_last": False, "tasks__shapes__recipe__learning_rate": 0.01}
-    return configure(order, method, world, **{**usual, **OPTIONS.get(method, {"method__strength": 10.0}), **more})
+    return configure(
+        order, method, world, **{**usual, **OPTIONS.get(method, {"method__strength": 10.0}), **more}
+    )
 
 
 def check_kills(clock, config, folder, kills=3, seed=0):
@@ -91,7 +101,11 @@ def test_workers_draw_again_what_they_had_drawn(tmp_path):
 def test_a_run_killed_while_batchnorm_is_refreshed_ends_as_if_it_had_not_been(
     tmp_path, monkeypatch, method, every, newest
 ):
-    options = {"tasks__shapes__classes": 4, "training__refresh_batchnorm": True, "checkpoint__every_steps": every}
+    options = {
+        "tasks__shapes__classes": 4,
+        "training__refresh_batchnorm": True,
+        "checkpoint__every_steps": every,
+    }
     config = configure_method("shapes:2x2", method, **options)
     start(config, tmp_path / "whole")
     forward, passes = Learner.forward, []
@@ -112,7 +126,11 @@ def test_a_run_killed_while_batchnorm_is_refreshed_ends_as_if_it_had_not_been(
 
 
 def test_a_run_stopped_between_the_last_step_and_the_refresh_has_both_to_go_on_with(tmp_path):
-    options = {"tasks__shapes__classes": 4, "training__refresh_batchnorm": True, "checkpoint__every_steps": None}
+    options = {
+        "tasks__shapes__classes": 4,
+        "training__refresh_batchnorm": True,
+        "checkpoint__every_steps": None,
+    }
     config = configure_method("shapes:2x2", "ewc_dr", **options)
     start(config, tmp_path / "whole")
     stop_after(8, config, tmp_path / "stopped")  # four steps a task
@@ -131,7 +149,9 @@ def test_weights_in_another_layout_go_on_too(tmp_path):
     assert_same_end(tmp_path / "stopped", tmp_path / "whole")
 
 
-def test_batches_in_parts_and_several_tasks_at_once_go_on_in_the_middle_of_an_epoch(world, tmp_path):
+def test_batches_in_parts_and_several_tasks_at_once_go_on_in_the_middle_of_an_epoch(
+    world, tmp_path
+):
     more = {f"tasks__{name}__recipe__epochs": 2 for name in ("vcr", "nlvr2")}
     config = configure_method("vcr,nlvr2", "joint", world, training__accumulate=3, **more)
     start(config, tmp_path / "whole")
@@ -146,7 +166,9 @@ def test_batches_in_parts_and_several_tasks_at_once_go_on_in_the_middle_of_an_ep
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_ends_the_step_saves_and_stops(tmp_path, number):
-    config = configure_method("shapes:2x2", "ewc", tasks__shapes__classes=4, checkpoint__every_steps=None)
+    config = configure_method(
+        "shapes:2x2", "ewc", tasks__shapes__classes=4, checkpoint__every_steps=None
+    )
     stop_after(7, config, tmp_path, number)  # four steps a task
     names = [path.name for path in list_checkpoints(tmp_path / "checkpoints")]
     assert names == ["01-fit-00000003", "00-done"]
@@ -212,7 +234,9 @@ def test_a_resumed_run_says_where_it_goes_on_and_notes_it(stopped, run):
     start(stopped[1], run, said.append, resume=True)
     assert said[0] == "resumed after 3 of 4 steps of shapes[2-3] (task 2 of 2)"
     passport = json.loads((run / "passport.json").read_text())
-    assert [entry["from"] for entry in passport["resumed"]] == ["after 3 of 4 steps of shapes[2-3] (task 2 of 2)"]
+    assert [entry["from"] for entry in passport["resumed"]] == [
+        "after 3 of 4 steps of shapes[2-3] (task 2 of 2)"
+    ]
     assert passport["config"]["method"]["name"] == "ewc"
     assert_same_end(run, stopped[0] / "whole")
 
@@ -232,7 +256,9 @@ def test_a_damaged_checkpoint_is_told_of_and_the_one_before_is_taken(stopped, ru
         file.write(b"x")
     said = []
     start(stopped[1], run, said.append, resume=True)
-    assert said[0].startswith(f"warning: checkpoint {newest} is damaged: optimizer.safetensors is not as it was")
+    assert said[0].startswith(
+        f"warning: checkpoint {newest} is damaged: optimizer.safetensors is not as it was"
+    )
     assert said[1].startswith("resumed after")
     assert before.name == "01-fit-00000002"
     assert_same_end(run, stopped[0] / "whole")
@@ -252,7 +278,10 @@ def test_a_run_without_a_whole_checkpoint_is_not_begun_anew_in_silence(stopped, 
         ({"seed": 2}, "seed: 1 -> 2"),
         ({"method__strength": 3.0}, "method.strength: 10.0 -> 3.0"),
         ({"training__accumulate": 2}, "training.accumulate: 1 -> 2"),
-        ({"tasks__shapes__recipe__learning_rate": 0.3}, "tasks.shapes.recipe.learning_rate: 0.01 -> 0.3"),
+        (
+            {"tasks__shapes__recipe__learning_rate": 0.3},
+            "tasks.shapes.recipe.learning_rate: 0.01 -> 0.3",
+        ),
     ],
 )
 def test_another_configuration_is_refused_with_the_differences(run, changes, words):
@@ -261,7 +290,9 @@ def test_another_configuration_is_refused_with_the_differences(run, changes, wor
     with pytest.raises(FolderError) as caught:
         start(other, run, resume=True)
     assert words in str(caught.value)
-    assert {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.name != ".lock"} == before
+    assert {
+        path: path.stat().st_mtime_ns for path in run.rglob("*") if path.name != ".lock"
+    } == before
 
 
 def test_how_often_it_is_saved_may_change(stopped, run):
@@ -286,7 +317,8 @@ def test_other_data_are_refused_by_the_part_that_differs(stopped, run):
     identity["data"]["shapes[0-1]"]["train images"]["content"] = "abc"
     keeper = Keeper(run, CheckpointConfig(), identity, state["origin"])
     with pytest.raises(
-        FolderError, match=r"was begun with other data .*:\n  - shapes\[0-1\]: train images differ\nput"
+        FolderError,
+        match=r"was begun with other data .*:\n  - shapes\[0-1\]: train images differ\nput",
     ):
         keeper.find(lambda line: None)
 
@@ -308,7 +340,10 @@ def test_a_checkpoint_of_another_version_is_refused_and_kept(stopped, run, monke
 
 
 def test_two_runs_in_one_folder_are_refused(stopped, run):
-    with lock_folder(run), pytest.raises(FolderError, match=f"is in use by another run .process {os.getpid()}"):
+    with (
+        lock_folder(run),
+        pytest.raises(FolderError, match=f"is in use by another run .process {os.getpid()}"),
+    ):
         start(stopped[1], run, resume=True)
     start(stopped[1], run, resume=True)  # the lock has gone with its holder
 
@@ -355,15 +390,24 @@ def test_a_full_disk_stops_the_run_which_goes_on_when_there_is_room(stopped, tmp
 
 def test_what_a_checkpoint_counts_on_is_on_the_disk_before_it(tmp_path, monkeypatch):
     flushed = []
-    monkeypatch.setattr(os, "fsync", lambda handle: flushed.append(os.readlink(f"/proc/self/fd/{handle}")))
+    monkeypatch.setattr(
+        os, "fsync", lambda handle: flushed.append(os.readlink(f"/proc/self/fd/{handle}"))
+    )
     start(configure_method("shapes:2x2", "ewc", tasks__shapes__classes=4), tmp_path / "run")
     first = next(number for number, name in enumerate(flushed) if "00-done" in name)
-    for name in ("log.jsonl", "scores.json.tmp", "passport.json.tmp", "importance/01-shapes[0-1].safetensors"):
+    for name in (
+        "log.jsonl",
+        "scores.json.tmp",
+        "passport.json.tmp",
+        "importance/01-shapes[0-1].safetensors",
+    ):
         assert str(tmp_path / "run" / name) in flushed[:first]
 
 
 def test_a_log_on_a_full_disk_says_how_to_go_on():
-    with pytest.raises(FolderError, match=r"/dev/full could not be written: No space left .* go on with --resume"):
+    with pytest.raises(
+        FolderError, match=r"/dev/full could not be written: No space left .* go on with --resume"
+    ):
         RunLog(Path("/dev/full"))({"event": "step"})
 
 
@@ -381,9 +425,16 @@ def test_a_diverged_run_names_stiffness_and_the_last_good_checkpoint(tmp_path):
     with pytest.raises(DivergedError) as caught:
         start(config, tmp_path)
     message = str(caught.value)
-    for words in ("of 4 on shapes[2-3], learning rate", "mean stiffness", "lower the strength", "last good checkpoint"):
+    for words in (
+        "of 4 on shapes[2-3], learning rate",
+        "mean stiffness",
+        "lower the strength",
+        "last good checkpoint",
+    ):
         assert words in message
-    assert message.rsplit("is ", 1)[1] in (str(path) for path in list_checkpoints(tmp_path / "checkpoints"))
+    assert message.rsplit("is ", 1)[1] in (
+        str(path) for path in list_checkpoints(tmp_path / "checkpoints")
+    )
     assert len(read_scores(tmp_path)["matrix"]) == 1
     weights = read_checkpoint(find_newest(tmp_path)).parts["learner"]
     assert all(bool(tensor.isfinite().all()) for tensor in weights.values())
@@ -399,7 +450,9 @@ def test_an_infinite_gradient_is_seen_without_clipping_and_never_saved(tmp_path,
 
     monkeypatch.setattr(Trainer, "_finish_step", spoil)
     for every, words in ((1, "the gradient is"), (50, "is nan|no numbers")):
-        config = configure_method("shapes:2x2", "finetune", tasks__shapes__classes=4, training__log_every=every)
+        config = configure_method(
+            "shapes:2x2", "finetune", tasks__shapes__classes=4, training__log_every=every
+        )
         with pytest.raises(DivergedError, match=words):
             start(config, tmp_path / str(every))
         assert list_checkpoints(tmp_path / str(every) / "checkpoints") == []

@@ -23,10 +23,21 @@ from mcit.cli import main
 from mcit.commands import run as command
 from mcit.config import to_dict, to_yaml
 from mcit.runner.interruption import explain_resumption
-from mcit.runner.run_folder import FILES, FolderError, find_newest, find_resumable, list_numbered, read_command
+from mcit.runner.run_folder import (
+    FILES,
+    FolderError,
+    find_newest,
+    find_resumable,
+    list_numbered,
+    read_command,
+)
 from mcit.training import Trainer
 
-SHAPES = {"tasks__shapes__classes": 2, "tasks__shapes__recipe__batch_size": 32, "model__channels_last": False}
+SHAPES = {
+    "tasks__shapes__classes": 2,
+    "tasks__shapes__recipe__batch_size": 32,
+    "model__channels_last": False,
+}
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +46,12 @@ def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     world = write_world(folder)
     configs = {
-        "shapes": configure("shapes:2x1", "ewc", checkpoint__every_steps=2, method__strength=10.0, **SHAPES),
-        "pairs": configure("vcr,nlvr2", "si", world, checkpoint__every_steps=1, method__strength=10.0),
+        "shapes": configure(
+            "shapes:2x1", "ewc", checkpoint__every_steps=2, method__strength=10.0, **SHAPES
+        ),
+        "pairs": configure(
+            "vcr,nlvr2", "si", world, checkpoint__every_steps=1, method__strength=10.0
+        ),
     }
     for name, config in configs.items():
         (folder / f"{name}.yaml").write_text(to_yaml(config), encoding="utf-8")
@@ -76,7 +91,9 @@ def interrupt(monkeypatch):
 # In one process
 
 
-def test_an_interrupted_command_goes_on_with_resume_and_is_finished_then(runs, somewhere, interrupt, capsys):
+def test_an_interrupted_command_goes_on_with_resume_and_is_finished_then(
+    runs, somewhere, interrupt, capsys
+):
     interrupt(9)
     start(runs, "shapes", code=75)
     output, message = Path("runs/shapes-2x1-ewc-seed1"), capsys.readouterr().err
@@ -100,7 +117,9 @@ def test_a_folder_alone_is_enough_and_other_options_are_refused(runs, somewhere,
     resume = ["run", "--resume", "--output", "mine", "--quiet"]
     assert main([*resume, "--seed", "7", "--set", "method.strength=3"]) == 2
     message = capsys.readouterr().err
-    assert "mine holds another run; what is asked for now differs from it (there -> now):" in message
+    assert (
+        "mine holds another run; what is asked for now differs from it (there -> now):" in message
+    )
     assert "  - seed: 1 -> 7" in message
     assert "  - method.strength: 10.0 -> 3" in message
     assert main([*resume, "--set", "checkpoint.every_steps=50"]) == 0
@@ -120,18 +139,26 @@ def test_resume_and_overwrite_exclude_each_other(runs, capsys):
 
 
 def test_an_interruption_before_anything_was_saved_is_said(runs, somewhere, monkeypatch, capsys):
-    monkeypatch.setattr("mcit.sequence.build_learner", lambda plan: signal.raise_signal(signal.SIGTERM))
+    monkeypatch.setattr(
+        "mcit.sequence.build_learner", lambda plan: signal.raise_signal(signal.SIGTERM)
+    )
     start(runs, "shapes", "--output", "early", code=75)
     message = capsys.readouterr().err
-    assert "mcit: interrupted, before anything was saved\nto go on: the same command again" in message
+    assert (
+        "mcit: interrupted, before anything was saved\nto go on: the same command again" in message
+    )
     monkeypatch.undo()
     assert main(["run", "--resume", "--output", "early"]) == 2
-    assert "early holds no run to go on with; give the --order of a new one" in capsys.readouterr().err
+    assert (
+        "early holds no run to go on with; give the --order of a new one" in capsys.readouterr().err
+    )
 
 
 def test_several_processes_are_told_to_be_launched_again(tmp_path):
     (tmp_path / "config.yaml").write_text("")
-    assert f"launch 2 processes as before, with --resume --output {tmp_path}" in explain_resumption(tmp_path, 2)
+    assert f"launch 2 processes as before, with --resume --output {tmp_path}" in explain_resumption(
+        tmp_path, 2
+    )
 
 
 def test_a_report_that_was_cut_off_is_written_by_resume(runs, somewhere, monkeypatch, capsys):
@@ -151,14 +178,20 @@ def test_a_report_that_was_cut_off_is_written_by_resume(runs, somewhere, monkeyp
 @pytest.mark.parametrize("begun", [["mcit", "run"], ["run_sequence.py"]])
 def test_the_report_of_a_resumed_run_names_the_command_that_it_was_begun_with(tmp_path, begun):
     assert read_command(tmp_path, "mcit run --resume") == "mcit run --resume"
-    (tmp_path / "passport.json").write_text(json.dumps({"command": [*begun, "--order", "shapes:5x4"]}))
+    (tmp_path / "passport.json").write_text(
+        json.dumps({"command": [*begun, "--order", "shapes:5x4"]})
+    )
     assert read_command(tmp_path, "mcit run --resume") == "mcit run --order shapes:5x4"
 
 
 def test_a_run_is_not_given_up_for_one_that_cannot_be(runs, somewhere, capsys):
     shutil.copytree(runs / "shapes", "mine")
     before = Path("mine/scores.json").read_bytes()
-    for wrong in (["--single", "nowhere"], ["--stage-cache", "mine/scores.json"], ["--method", "single"]):
+    for wrong in (
+        ["--single", "nowhere"],
+        ["--stage-cache", "mine/scores.json"],
+        ["--method", "single"],
+    ):
         start(runs, "shapes", "--output", "mine", "--overwrite", *wrong, code=2)
     assert Path("mine/scores.json").read_bytes() == before
     assert find_newest(Path("mine")) is not None
@@ -179,7 +212,9 @@ def test_the_newest_unfinished_run_of_the_same_configuration_goes_on(tmp_path):
     other = replace(config, seed=9)
     base = tmp_path / "run"
     assert find_resumable(list_numbered(base), config) is None
-    for number, (found, done) in enumerate([(config, True), (config, False), (config, True), (other, False)], start=1):
+    for number, (found, done) in enumerate(
+        [(config, True), (config, False), (config, True), (other, False)], start=1
+    ):
         make_run(base if number == 1 else tmp_path / f"run-{number}", found, done)
     folders = list_numbered(base)
     assert [folder.name for folder in folders] == ["run", "run-2", "run-3", "run-4"]
@@ -200,7 +235,9 @@ def test_what_is_cleared_is_what_was_written():
 
 def launch(folder: Path, name: str, *more: str) -> subprocess.Popen:
     words = [sys.executable, "-m", "mcit", *options(folder, name, *more)]
-    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ)
+    return subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ
+    )
 
 
 def wait_for_checkpoint(process: subprocess.Popen, output: Path) -> None:
@@ -229,7 +266,9 @@ def test_two_processes_stop_together_and_go_on_to_the_same_bits(somewhere):
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     words += [str(Path(__file__).with_name("killing.py")), str(somewhere)]
     alone = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-    done = subprocess.run(words, env=alone, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        words, env=alone, capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stderr[-4000:]
     assert read_events(somewhere / "stopped", resumed=True)
     assert_same_end(somewhere / "stopped", somewhere / "whole")
@@ -260,7 +299,13 @@ def press_ctrl_c(words: list[str], output: Path) -> tuple[str, int]:
 @pytest.mark.slow
 def test_ctrl_c_under_accelerate_launch_saves_and_shows_no_traceback(runs, somewhere):
     script = Path(__file__).parent.parent / "scripts" / "run_sequence.py"
-    words = [sys.executable, "-m", "accelerate.commands.launch", str(script), *options(runs, "shapes")[1:]]
+    words = [
+        sys.executable,
+        "-m",
+        "accelerate.commands.launch",
+        str(script),
+        *options(runs, "shapes")[1:],
+    ]
     words += ["--set", "tasks.shapes.recipe.epochs=500", "--output", "run"]
     shown, code = press_ctrl_c(words, Path("run"))
     assert "Traceback" not in shown, shown
@@ -275,15 +320,36 @@ def test_ctrl_c_under_accelerate_launch_saves_and_shows_no_traceback(runs, somew
 @pytest.mark.parametrize("killed", [0, 1])
 def test_when_a_process_is_killed_another_says_how_to_go_on(runs, somewhere, killed):
     script = Path(__file__).parent.parent / "scripts" / "run_sequence.py"
-    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(script)]
-    words += [*options(runs, "shapes")[1:], "--set", "tasks.shapes.recipe.epochs=500", "--output", "run"]
+    words = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node",
+        "2",
+        str(script),
+    ]
+    words += [
+        *options(runs, "shapes")[1:],
+        "--set",
+        "tasks.shapes.recipe.epochs=500",
+        "--output",
+        "run",
+    ]
     launched = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     wait_for_checkpoint(launched, Path("run"))
-    (process,) = (child for child in psutil.Process(launched.pid).children() if child.environ()["RANK"] == str(killed))
+    (process,) = (
+        child
+        for child in psutil.Process(launched.pid).children()
+        if child.environ()["RANK"] == str(killed)
+    )
     process.kill()
     _, message = launched.communicate()
     assert launched.returncode == 1
-    assert "mcit: stopped by the error above, as when another process is killed, saved as run/checkpoints/" in message
+    assert (
+        "mcit: stopped by the error above, as when another process is killed, saved as run/checkpoints/"
+        in message
+    )
     assert "to go on: launch 2 processes as before, with --resume --output run" in message
 
 

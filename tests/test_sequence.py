@@ -72,7 +72,9 @@ def test_scores_have_the_shape_that_other_programs_read(kind, request):
     assert len(scores["tasks"]) == len(scores["chance"]) == len(scores["seen"]) == count
     assert [len(row) for row in scores["matrix"]] == list(range(1, count + 1))
     assert scores["matrix"] == run.rows
-    assert {"A_last", "A_avg", "A_new", "BWT", "forgetting", "forgetting_transfer"} <= scores["metrics"].keys()
+    assert {"A_last", "A_avg", "A_new", "BWT", "forgetting", "forgetting_transfer"} <= scores[
+        "metrics"
+    ].keys()
     assert [len(row) for row in scores["metrics"]["forgetting_transfer"]] == list(range(count))
     assert scores["metrics"]["A_last"] == scores["seen"][-1]
     assert scores["cost"]["steps"] > 0
@@ -81,13 +83,20 @@ def test_scores_have_the_shape_that_other_programs_read(kind, request):
 
 
 def test_forgetting_is_measured_from_chance_for_tasks_and_from_nothing_for_classes(shapes, pairs):
-    for scores, floor in ((read_scores(shapes[0]), [0.0] * 3), (read_scores(pairs), read_scores(pairs)["chance"])):
+    for scores, floor in (
+        (read_scores(shapes[0]), [0.0] * 3),
+        (read_scores(pairs), read_scores(pairs)["chance"]),
+    ):
         learned = scores["metrics"]["A_new"]
-        for row, lost in zip(scores["matrix"], scores["metrics"]["forgetting_transfer"], strict=True):
+        for row, lost in zip(
+            scores["matrix"], scores["metrics"]["forgetting_transfer"], strict=True
+        ):
             for j, share in enumerate(lost):
                 above = learned[j] - floor[j]
                 # a task that was not learned at all has nothing to lose
-                assert share == (pytest.approx(100 * (learned[j] - row[j]) / above) if above > 0 else None)
+                assert share == (
+                    pytest.approx(100 * (learned[j] - row[j]) / above) if above > 0 else None
+                )
 
 
 def test_scores_before_learning_are_kept_where_they_are_asked_for(shapes, pairs):
@@ -171,7 +180,10 @@ def test_every_line_of_the_log_is_json_with_an_event(shapes):
 def test_importance_is_kept_only_where_it_is_wanted(tmp_path):
     for wanted in (True, False):
         output = tmp_path / str(wanted)
-        learn(configure(SHAPES, "l2_anchor", method__strength=1.0, checkpoint__importance=wanted), output)
+        learn(
+            configure(SHAPES, "l2_anchor", method__strength=1.0, checkpoint__importance=wanted),
+            output,
+        )
         kept = sorted(path.stem for path in (output / "importance").glob("*.safetensors"))
         assert kept == (["01-shapes[0-1]", "02-shapes[2-3]"] if wanted else [])
 
@@ -201,7 +213,10 @@ def test_the_model_that_was_chosen_is_written_down(tmp_path):
     assert sequence.resolve(config).config.model.name == "resnet18"
     real = sequence.resolve(parse(RunConfig, {"order": "nlvr2", "data_root": str(tmp_path)}))
     assert real.config.model.name == "dandelin/vilt-b32-mlm"
-    assert sequence.resolve(parse(RunConfig, {"order": "nlvr2"}), tmp_path).config.model.name == "embedded"
+    assert (
+        sequence.resolve(parse(RunConfig, {"order": "nlvr2"}), tmp_path).config.model.name
+        == "embedded"
+    )
 
 
 # Orders
@@ -235,7 +250,11 @@ def test_all_problems_come_in_one_error():
 
 
 def test_options_of_an_unknown_task_or_method_are_refused_not_ignored():
-    data = {"order": "nlvr2", "tasks": {"nlvr": {"recipe": {"epochs": 1}}}, "methods": {"ewcdr": {"strength": 1}}}
+    data = {
+        "order": "nlvr2",
+        "tasks": {"nlvr": {"recipe": {"epochs": 1}}},
+        "methods": {"ewcdr": {"strength": 1}},
+    }
     with pytest.raises(ConfigError) as caught:
         sequence.resolve(parse(RunConfig, data))
     assert "unknown task 'nlvr'; did you mean 'nlvr2'" in str(caught.value)

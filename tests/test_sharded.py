@@ -47,13 +47,17 @@ def build(outputs: int = 3, shard: bool = False, spare_head: bool = False) -> nn
 
         mesh = init_device_mesh("cpu", (2,))
         fully_shard(model[0], mesh=mesh)
-        fully_shard(model, mesh=mesh, ignored_params=set(model[3].parameters()) if spare_head else None)
+        fully_shard(
+            model, mesh=mesh, ignored_params=set(model[3].parameters()) if spare_head else None
+        )
     return model
 
 
 def data(task: int, outputs: int = 3) -> TensorDataset:
     generator = torch.Generator().manual_seed(task)
-    return TensorDataset(torch.randn(8, 5, generator=generator), torch.randint(outputs, (8,), generator=generator))
+    return TensorDataset(
+        torch.randn(8, 5, generator=generator), torch.randint(outputs, (8,), generator=generator)
+    )
 
 
 def take_step(model: nn.Module, task: int, rank: int, world: int, outputs: int = 3) -> None:
@@ -76,7 +80,10 @@ def measure_all(shard: bool) -> dict[str, Tensor]:
     found = {}
     for name, options in ESTIMATORS.items():
         model = build(shard=shard)
-        found |= gather(f"importance, {name}", measure_importance(model, DataLoader(data(0), 3), **options).values)
+        found |= gather(
+            f"importance, {name}",
+            measure_importance(model, DataLoader(data(0), 3), **options).values,
+        )
     return found
 
 
@@ -100,12 +107,22 @@ def learn(name: str, shard: bool, rank: int, world: int, folder: Path) -> dict[s
                 said.append(manager.add_gradient_(measure=True))
                 optimizer.step()
             said.append(float(manager.penalty()))
-        importance = path.importance() if path else measure_importance(model, DataLoader(data(task), 8), cap=0.02)
+        importance = (
+            path.importance()
+            if path
+            else measure_importance(model, DataLoader(data(task), 8), cap=0.02)
+        )
         manager.consolidate(importance, task / (task + 1) if name == "share" and task else None)
         if path:
             path.begin(model.named_parameters())
         found = manager.diagnose(0.05, 0.9)
-        said += [found.weights, found.mean_stiffness, found.max_stiffness, found.share_capped, found.share_near_zero]
+        said += [
+            found.weights,
+            found.mean_stiffness,
+            found.max_stiffness,
+            found.share_capped,
+            found.share_near_zero,
+        ]
         said += [found.share_unstable, *found.capped_by_tensor.values()]
     manager.save(folder / f"{name}.safetensors")
     if world > 1:
@@ -146,7 +163,9 @@ def grow_spared_head(shard: bool, rank: int, world: int) -> dict[str, Tensor]:
 def work(folder: Path) -> None:
     """What each of the two processes does."""
     rank = int(os.environ["RANK"])
-    torch.distributed.init_process_group("gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=2)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=2
+    )
     found = {**measure_all(shard=True), **grow_spared_head(True, rank, 2)}
     for name in RUNS:
         found |= learn(name, True, rank, 2, folder)
@@ -191,7 +210,9 @@ def sharded(tmp_path_factory):
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2"}
     command = [sys.executable, "-c", code, str(folder)]
     running = [
-        subprocess.Popen(command, env={**environment, "RANK": str(rank)}, stderr=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            command, env={**environment, "RANK": str(rank)}, stderr=subprocess.PIPE, text=True
+        )
         for rank in range(2)
     ]
     try:
@@ -211,7 +232,9 @@ def compare(folder: Path, alone: dict[str, Tensor]) -> None:
         for name, truth in alone.items():
             assert found[name].shape == truth.shape, name
             error = float((found[name] - truth).abs().max())
-            assert error <= 1e-6 * max(float(truth.abs().max()), 1e-3), f"{name} is off by {error:.3g}"
+            assert error <= 1e-6 * max(float(truth.abs().max()), 1e-3), (
+                f"{name} is off by {error:.3g}"
+            )
 
 
 def test_sharded_importance_is_that_of_the_whole_model(sharded):
@@ -232,21 +255,31 @@ def test_a_file_of_a_sharded_model_fits_the_whole_one(sharded):
     manager = ConsolidationManager(model.named_parameters())
     manager.load(sharded / "sum.safetensors")
     compare(sharded, gather("sum, importance", manager.importance))
-    values = Importance.load(sharded / "sharded importance.safetensors", model.named_parameters()).values
+    values = Importance.load(
+        sharded / "sharded importance.safetensors", model.named_parameters()
+    ).values
     assert all(torch.equal(value, torch.ones_like(value)) for value in values.values())
 
 
 def test_what_one_process_refuses_all_refuse_and_nothing_has_changed(sharded):
     notes = [json.loads((sharded / f"{rank}.json").read_text()) for rank in range(2)]
-    assert all("negative or non-finite values; nothing was changed" in note["not a number"] for note in notes)
+    assert all(
+        "negative or non-finite values; nothing was changed" in note["not a number"]
+        for note in notes
+    )
     assert "'0.weight'" in notes[1]["not a number"]
-    assert all("it is sharded: its old rows now lie in other processes" in note["grown"] for note in notes)
+    assert all(
+        "it is sharded: its old rows now lie in other processes" in note["grown"] for note in notes
+    )
     assert [note["penalty"] for note in notes] == [0.0, 0.0]
 
 
 def test_parameters_that_fsdp1_has_flattened_are_refused(sharded):
     for rank in range(2):
-        assert "importance needs FSDP2" in json.loads((sharded / f"{rank}.json").read_text())["flattened"]
+        assert (
+            "importance needs FSDP2"
+            in json.loads((sharded / f"{rank}.json").read_text())["flattened"]
+        )
 
 
 def test_each_process_holds_its_own_part_only(sharded):

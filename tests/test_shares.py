@@ -32,7 +32,17 @@ def read(loader) -> list[int]:
 
 @pytest.mark.parametrize(
     ("samples", "available", "expected"),
-    [(None, 9, 9), (4, 9, 4), (20, 9, 9), (1, 1, 1), (0.5, 9, 4), (1.0, 9, 9), (0.001, 9, 1), (1, 9, 1), (0.5, 0, 0)],
+    [
+        (None, 9, 9),
+        (4, 9, 4),
+        (20, 9, 9),
+        (1, 1, 1),
+        (0.5, 9, 4),
+        (1.0, 9, 9),
+        (0.001, 9, 1),
+        (1, 9, 1),
+        (0.5, 0, 0),
+    ],
 )
 def test_a_budget_is_a_count_or_a_fraction(samples, available, expected):
     assert budget(samples, available) == expected
@@ -63,10 +73,20 @@ def test_shares_hold_each_example_once_and_are_never_padded(monkeypatch, world, 
         DataLoader(numbers(), 3, drop_last=True),
         DataLoader(numbers(), 3, sampler=DistributedSampler(numbers(), num_replicas=2, rank=1)),
         DataLoader(numbers(), batch_sampler=BatchSampler(RandomSampler(numbers()), 3, True)),
-        prepare_data_loader(DataLoader(numbers(), 3, shuffle=True), num_processes=2, process_index=1),
+        prepare_data_loader(
+            DataLoader(numbers(), 3, shuffle=True), num_processes=2, process_index=1
+        ),
         prepare_data_loader(DataLoader(numbers(), 3, shuffle=True), use_seedable_sampler=True),
     ],
-    ids=["plain", "shuffled", "drop_last", "distributed", "batch sampler", "accelerate of two", "seedable"],
+    ids=[
+        "plain",
+        "shuffled",
+        "drop_last",
+        "distributed",
+        "batch sampler",
+        "accelerate of two",
+        "seedable",
+    ],
 )
 def test_loaders_of_the_whole_data_are_read_in_order(loader):
     assert read(share_loader(loader)) == list(range(7))
@@ -110,7 +130,18 @@ class InPairs:
         DataLoader(numbers(), batch_sampler=InPairs()),
         DataLoader(numbers(), batch_size=None),
     ],
-    ids=["list", "stream", "subset", "weighted", "replacing", "fewer", "indices", "own", "pairs", "no batches"],
+    ids=[
+        "list",
+        "stream",
+        "subset",
+        "weighted",
+        "replacing",
+        "fewer",
+        "indices",
+        "own",
+        "pairs",
+        "no batches",
+    ],
 )
 def test_loaders_that_choose_or_cannot_be_counted_are_left_alone(loader):
     assert share_loader(loader) is None
@@ -118,12 +149,16 @@ def test_loaders_that_choose_or_cannot_be_counted_are_left_alone(loader):
 
 def test_drawing_is_seeded_and_touches_no_global_state():
     state = torch.get_rng_state()
-    first, again, other = (read(share_loader(DataLoader(numbers(50), 7), 20, seed)) for seed in (1, 1, 2))
+    first, again, other = (
+        read(share_loader(DataLoader(numbers(50), 7), 20, seed)) for seed in (1, 1, 2)
+    )
     assert torch.equal(torch.get_rng_state(), state)
     assert first == again != other
     assert first == sorted(first)
 
 
 def test_the_loader_s_collation_is_kept():
-    loader = DataLoader(numbers(), 3, collate_fn=lambda rows: [torch.stack([row[0] for row in rows]) * 10])
+    loader = DataLoader(
+        numbers(), 3, collate_fn=lambda rows: [torch.stack([row[0] for row in rows]) * 10]
+    )
     assert read(share_loader(loader)) == [0, 10, 20, 30, 40, 50, 60]

@@ -12,7 +12,15 @@ from pathlib import Path
 import pytest
 import torch
 from killing import assert_same_importance, read_scores, read_weights, start
-from tiny_run import Perceptron, Points, Share, assert_identical, configure, make_points, write_world
+from tiny_run import (
+    Perceptron,
+    Points,
+    Share,
+    assert_identical,
+    configure,
+    make_points,
+    write_world,
+)
 
 from mcit import sequence
 from mcit.config import RunConfig, parse
@@ -36,14 +44,19 @@ class Apart(Points):
 
     @property
     def head(self) -> Head:
-        return Head(self.name.replace("[", "_").replace("]", ""), outputs=self.total, layout="linear")
+        return Head(
+            self.name.replace("[", "_").replace("]", ""), outputs=self.total, layout="linear"
+        )
 
     def metric(self) -> Share:
         return Share()
 
 
 def make_apart(count: int, **recipe) -> list[Apart]:
-    return [Apart(task.x, task.y, task.known, task.total, task.recipe) for task in make_points([2] * count, **recipe)]
+    return [
+        Apart(task.x, task.y, task.known, task.total, task.recipe)
+        for task in make_points([2] * count, **recipe)
+    ]
 
 
 class World:
@@ -112,7 +125,13 @@ def test_orders_share_what_a_method_holds_too(world):
 
 def test_a_sweep_trains_the_first_task_once(world):
     tasks = make_apart(2)
-    methods = [Ewc(strength=1.0), Ewc(strength=1e3), Mas(strength=1.0), L2Anchor(strength=0.1), Finetune()]
+    methods = [
+        Ewc(strength=1.0),
+        Ewc(strength=1e3),
+        Mas(strength=1.0),
+        L2Anchor(strength=0.1),
+        Finetune(),
+    ]
     methods += [Replay(fraction=0.5, frequency=1), Ewc(strength=1.0, penalty="proximal")]
     for method in methods:
         alone = copy.deepcopy(method)
@@ -129,7 +148,9 @@ def test_si_gathers_its_path_once_for_all_strengths(world):
     assert world.count(tasks, Si(strength=1.0)) == 3  # finetuning has gathered no path
     assert world.count(tasks, Si(strength=50.0, damping=0.2)) == 2
     for options in ({"strength": 1.0}, {"strength": 50.0, "damping": 0.2}):
-        assert_same(world.run(tasks, Si(**options))[0], world.run(tasks, Si(**options), cache=None)[0])
+        assert_same(
+            world.run(tasks, Si(**options))[0], world.run(tasks, Si(**options), cache=None)[0]
+        )
 
 
 def test_a_run_repeated_learns_nothing_and_says_so(world):
@@ -145,7 +166,9 @@ def test_a_run_repeated_learns_nothing_and_says_so(world):
 def test_what_comes_later_counts_where_a_method_looks_ahead(world):
     tasks = make_apart(3)
     assert world.count(tasks, Joint()) == 3
-    assert world.count([tasks[0], tasks[2], tasks[1]], Joint()) == 3  # all is learned at once, in another order
+    assert (
+        world.count([tasks[0], tasks[2], tasks[1]], Joint()) == 3
+    )  # all is learned at once, in another order
     assert world.count(tasks[:2], Finetune()) == 2
     assert world.count(tasks, Finetune()) == 1
 
@@ -165,7 +188,9 @@ def test_whatever_changes_a_number_changes_the_stage(world):
         {"tasks": tasks, "accumulate": 2},
     ):
         assert world.count(case.pop("tasks"), Finetune(), **case) == 2
-    assert world.count(tasks, Finetune(), log_every=7) == 0  # how often it is logged changes nothing
+    assert (
+        world.count(tasks, Finetune(), log_every=7) == 0
+    )  # how often it is logged changes nothing
 
 
 def test_a_change_of_the_sources_is_another_stage(world, monkeypatch):
@@ -177,8 +202,30 @@ def test_a_change_of_the_sources_is_another_stage(world, monkeypatch):
 
 def test_a_digest_changes_with_anything_inside():
     task = make_points([2])[0]
-    values = [None, "", 0, 0.0, False, [], {}, [0], [[0]], {"a": 0}, {"b": 0}, "0", torch.zeros(1), torch.zeros(1, 1)]
-    values += [torch.zeros(1, dtype=torch.int32), task, replace(task, known=1), Path("x"), ["ab", "c"], ["a", "bc"]]
+    values = [
+        None,
+        "",
+        0,
+        0.0,
+        False,
+        [],
+        {},
+        [0],
+        [[0]],
+        {"a": 0},
+        {"b": 0},
+        "0",
+        torch.zeros(1),
+        torch.zeros(1, 1),
+    ]
+    values += [
+        torch.zeros(1, dtype=torch.int32),
+        task,
+        replace(task, known=1),
+        Path("x"),
+        ["ab", "c"],
+        ["a", "bc"],
+    ]
     assert len({digest(value) for value in values}) == len(values)
     assert digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1})
     with pytest.raises(TypeError, match="has no digest"):
@@ -204,7 +251,11 @@ def test_swapped_entries_are_noticed_and_learned_again(world):
     tasks = make_apart(2)
     once, _ = world.run(tasks, Finetune())
     first, second, *_ = sorted((world.folder / "cache").iterdir())
-    for one, other in ((first, "aside"), (second, first.name), (world.folder / "cache" / "aside", second.name)):
+    for one, other in (
+        (first, "aside"),
+        (second, first.name),
+        (world.folder / "cache" / "aside", second.name),
+    ):
         one.rename(world.folder / "cache" / other)
     again, said = world.run(tasks, Finetune())
     assert any("says that it belongs to" in line and "computed again" in line for line in said)
@@ -260,7 +311,11 @@ def pairs(tmp_path_factory):
     + [("shapes:2x2", name) for name in ("si", "lwf")],
 )
 def test_results_are_the_same_with_and_without(pairs, tmp_path, order, method):
-    few = {"tasks__shapes__classes": 4, "model__channels_last": False} if order.startswith("shapes") else {}
+    few = (
+        {"tasks__shapes__classes": 4, "model__channels_last": False}
+        if order.startswith("shapes")
+        else {}
+    )
     config = configure(order, method, None if few else pairs, **KEEPERS[method], **few)
     start(config, tmp_path / "without")
     for name in ("cold", "warm"):
@@ -268,9 +323,15 @@ def test_results_are_the_same_with_and_without(pairs, tmp_path, order, method):
         assert_same(tmp_path / name, tmp_path / "without")
 
 
-def test_steps_that_were_refreshed_are_shared_with_other_methods_and_not_with_runs_that_refresh_nothing(tmp_path):
+def test_steps_that_were_refreshed_are_shared_with_other_methods_and_not_with_runs_that_refresh_nothing(
+    tmp_path,
+):
     few = {"tasks__shapes__classes": 4, "model__channels_last": False}
-    held = {"method__strength": 10.0, "method__estimator__unit": "batch", "method__estimator__mode": "train"}
+    held = {
+        "method__strength": 10.0,
+        "method__estimator__unit": "batch",
+        "method__estimator__mode": "train",
+    }
     for name, method, options in [
         ("refreshed", "finetune", {"training__refresh_batchnorm": True}),
         ("held", "ewc_dr", {"training__refresh_batchnorm": True, **held}),

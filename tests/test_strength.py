@@ -10,7 +10,17 @@ import numpy
 import pytest
 import torch
 from PIL import Image
-from tiny_run import Run, assert_identical, begin_points, configure, copy_state, learn, make_points, moved, write_world
+from tiny_run import (
+    Run,
+    assert_identical,
+    begin_points,
+    configure,
+    copy_state,
+    learn,
+    make_points,
+    moved,
+    write_world,
+)
 from torch import nn
 
 from mcit import sequence
@@ -29,12 +39,21 @@ from mcit.runner.plan import resolve
 from mcit.sweeps.grid import Grid, MethodGrid, plan_jobs
 
 ROOT = Path(__file__).parent.parent
-STRONG = [name for name in method_names() if "strength" in {field.name for field in fields(find_method(name))}]
+STRONG = [
+    name
+    for name in method_names()
+    if "strength" in {field.name for field in fields(find_method(name))}
+]
 CLASSES_ONLY = ("lwf",)  # what the tasks of its track must be like
 # Every configuration that ships, and how it is read: the names of what is learned, and only sizes made small.
 VISION_LANGUAGE = ("embedded", "climb")
 CLASS_INCREMENTAL = ("release", "exact", "cifar100-mini")
-PARTS = ["model.width=4", "model.channels_last=false", "tasks.{0}.classes=4", "tasks.{0}.recipe.batch_size=16"]
+PARTS = [
+    "model.width=4",
+    "model.channels_last=false",
+    "tasks.{0}.classes=4",
+    "tasks.{0}.recipe.batch_size=16",
+]
 PARTS += ["tasks.{0}.first_epochs=1", "tasks.{0}.later_epochs=1"]
 FEW_WORDS = ["tasks.vqa.minimum=1", "tasks.vqa.recipe.epochs=1", "tasks.nlvr2.recipe.epochs=1"]
 PAIRS = [
@@ -86,7 +105,9 @@ class Presets:
         if preset == "cifar100-mini":
             order = ["--config", "efcil/cifar100-mini", "--order", "cifar100:2x2"]
             changes = [change.format("cifar100") for change in PARTS]
-            return config_of(*order, "--data-root", str(self.folder / "cifar"), *argv, changes=changes)
+            return config_of(
+                *order, "--data-root", str(self.folder / "cifar"), *argv, changes=changes
+            )
         changes = [change.format("shapes") for change in PARTS]
         return config_of("--order", "shapes:2x2", "--flavour", preset, *argv, changes=changes)
 
@@ -116,7 +137,9 @@ def test_strength_zero_is_finetuning_bit_for_bit_in_every_configuration(presets,
         assert_identical(found, expected)  # BatchNorm's statistics too
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "configs" / "efcil").glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "configs" / "efcil").glob("*.yaml")), ids=lambda path: path.stem
+)
 def test_every_class_incremental_file_has_the_settings_that_are_run_here(path):
     for method in STRONG:
         found, usual = (
@@ -142,12 +165,18 @@ def test_a_refresh_moves_the_statistics_of_batchnorm_and_nothing_else(tmp_path):
 
 
 @pytest.mark.parametrize("precision", ["no", "bf16"])
-def test_a_refresh_leaves_the_statistics_that_the_releases_importance_pass_leaves(tmp_path, precision):
+def test_a_refresh_leaves_the_statistics_that_the_releases_importance_pass_leaves(
+    tmp_path, precision
+):
     """The same bits, so that results of the release's methods are those that its own code gives."""
-    config = configure("shapes:1x6", training__refresh_batchnorm=True, training__mixed_precision=precision)
+    config = configure(
+        "shapes:1x6", training__refresh_batchnorm=True, training__mixed_precision=precision
+    )
     refreshed = learn(config, tmp_path / "with")
     measured = learn(
-        configure("shapes:1x6", training__mixed_precision=precision), tmp_path / "without", method=MeasuringLast()
+        configure("shapes:1x6", training__mixed_precision=precision),
+        tmp_path / "without",
+        method=MeasuringLast(),
     )
     assert_identical(measured.state, refreshed.state)
 
@@ -174,7 +203,9 @@ def test_a_method_that_takes_no_steps_is_not_refreshed(tmp_path):
 def test_a_network_without_batchnorm_is_spared_the_pass(monkeypatch):
     passes = []
     forward = Learner.forward
-    monkeypatch.setattr(Learner, "forward", lambda *arguments: passes.append(1) or forward(*arguments))
+    monkeypatch.setattr(
+        Learner, "forward", lambda *arguments: passes.append(1) or forward(*arguments)
+    )
     method = Finetune()
     stage, trainer = begin_points(make_points([2, 2]), method, refresh_batchnorm=True)
     steps = trainer.fit(stage, method, lambda entry: None)
@@ -184,12 +215,16 @@ def test_a_network_without_batchnorm_is_spared_the_pass(monkeypatch):
 def test_a_refresh_puts_gradients_modes_and_random_states_back():
     method = Finetune()
     stage, trainer = begin_points(make_points([2, 2]), method, refresh_batchnorm=True)
-    stage.learner.encoder.l1 = nn.Sequential(stage.learner.encoder.l1, nn.BatchNorm1d(7), nn.Dropout(0.5))
+    stage.learner.encoder.l1 = nn.Sequential(
+        stage.learner.encoder.l1, nn.BatchNorm1d(7), nn.Dropout(0.5)
+    )
     trainer.fit(stage, method, lambda entry: None)
     after = torch.get_rng_state()
     plain = Finetune()
     other, quiet = begin_points(make_points([2, 2]), plain)
-    other.learner.encoder.l1 = nn.Sequential(other.learner.encoder.l1, nn.BatchNorm1d(7), nn.Dropout(0.5))
+    other.learner.encoder.l1 = nn.Sequential(
+        other.learner.encoder.l1, nn.BatchNorm1d(7), nn.Dropout(0.5)
+    )
     quiet.fit(other, plain, lambda entry: None)
     assert torch.equal(torch.get_rng_state(), after)
     assert all(parameter.requires_grad for parameter in stage.learner.parameters())
@@ -206,7 +241,15 @@ def test_the_last_task_is_not_measured(presets, preset):
 
 
 def test_an_importance_pass_that_would_refresh_for_one_method_alone_is_refused(capsys):
-    argv = ["run", "--order", "shapes:2x2", "--method", "ewc_dr", "--set", "method.estimator.update_buffers=true"]
+    argv = [
+        "run",
+        "--order",
+        "shapes:2x2",
+        "--method",
+        "ewc_dr",
+        "--set",
+        "method.estimator.update_buffers=true",
+    ]
     assert main(argv) == 2
     message = capsys.readouterr().err
     assert "method.estimator.update_buffers is true" in message
@@ -222,15 +265,30 @@ def test_a_method_without_a_strength_is_refused_before_anything_is_built(method)
     with pytest.raises(ConfigError) as error:
         resolve(config)
     (problem,) = error.value.problems
-    assert problem.startswith(f"method.strength is not set: no configuration gives one for '{method}' ")
+    assert problem.startswith(
+        f"method.strength is not set: no configuration gives one for '{method}' "
+    )
     assert "--set method.strength=..." in problem
     assert "`mcit sweep --strengths ... --select`" in problem
 
 
-def test_the_command_line_says_that_no_strength_was_chosen_and_writes_nothing(presets, tmp_path, capsys):
-    argv = ["run", "--order", "vqa,nlvr2", "--data-root", presets.world["data_root"], "--method", "ewc_dr"]
+def test_the_command_line_says_that_no_strength_was_chosen_and_writes_nothing(
+    presets, tmp_path, capsys
+):
+    argv = [
+        "run",
+        "--order",
+        "vqa,nlvr2",
+        "--data-root",
+        presets.world["data_root"],
+        "--method",
+        "ewc_dr",
+    ]
     assert main([*argv, "--output", str(tmp_path / "run")]) == 2
-    assert "method.strength is not set: no configuration gives one for 'ewc_dr'" in capsys.readouterr().err
+    assert (
+        "method.strength is not set: no configuration gives one for 'ewc_dr'"
+        in capsys.readouterr().err
+    )
     assert not (tmp_path / "run").exists()
 
 
@@ -244,7 +302,9 @@ def test_a_configuration_that_gives_others_a_strength_is_named(tmp_path):
 
 def test_a_misspelled_strength_is_told_beside_the_missing_one():
     config = parse(RunConfig, {"order": "shapes:5x4", "method": {"name": "ewc", "strenght": 3}})
-    with pytest.raises(ConfigError, match=r"(?s)'method.strenght'; did you mean 'strength'.*strength is not set"):
+    with pytest.raises(
+        ConfigError, match=r"(?s)'method.strenght'; did you mean 'strength'.*strength is not set"
+    ):
         resolve(config)
 
 
@@ -284,12 +344,16 @@ def test_a_method_of_ones_own_is_told_what_the_preset_gives_its_parent(write_own
     with pytest.raises(ConfigError) as error:
         resolve(config_of("--order", "shapes:5x4", "--method", "own_method"))
     (problem,) = error.value.problems
-    assert problem.startswith("method.strength is not set: configs/flavours/release.yaml gives none for 'own_method'.")
+    assert problem.startswith(
+        "method.strength is not set: configs/flavours/release.yaml gives none for 'own_method'."
+    )
     given = {"strength": 10000, "merge": "share", "penalty": "gradient"}
     given["estimator"] = {"unit": "batch", "mode": "train", "cap": 1e-4}
     assert f"It inherits from 'ewc_dr', whose options there are {json.dumps(given)}" in problem
     assert "do not reach it" in problem
-    found = resolve(config_of("--order", "shapes:5x4", "--method", "own_method", "--set", "method.strength=5"))
+    found = resolve(
+        config_of("--order", "shapes:5x4", "--method", "own_method", "--set", "method.strength=5")
+    )
     assert found.method.strength == 5
 
 
@@ -322,7 +386,9 @@ def test_every_configuration_gives_every_method_of_its_track_a_strength(presets,
 
 def test_a_sweep_without_strengths_refuses_a_method_that_has_none(write_own, tmp_path):
     write_own("ewc", "Ewc")
-    grid = Grid({"own_method": MethodGrid(), "finetune": MethodGrid()}, orders=("shapes:5x4",), seeds=(1, 2))
+    grid = Grid(
+        {"own_method": MethodGrid(), "finetune": MethodGrid()}, orders=("shapes:5x4",), seeds=(1, 2)
+    )
     with pytest.raises(ConfigError) as error:
         plan_jobs(grid, tmp_path, read_options)
     assert len(error.value.problems) == 1  # once for all seeds
@@ -342,9 +408,15 @@ def test_the_strength_of_ewc_is_climbs_weight_in_the_unit_of_single_examples():
     given = read_yaml(ROOT / "configs" / "climb.yaml")["methods"]["ewc"]["strength"]
     draw = torch.Generator().manual_seed(0)
     equivalent = []
-    for examples, size in ((4437, 64), (863, 32), (5295, 64)):  # 1 % of VQAv2, NLVR2 and SNLI-VE, and the batches
+    for examples, size in (
+        (4437, 64),
+        (863, 32),
+        (5295, 64),
+    ):  # 1 % of VQAv2, NLVR2 and SNLI-VE, and the batches
         batches = -(-examples // size)
-        gradients = torch.randn(400, batches, size, dtype=torch.float64, generator=draw)  # of 400 weights
+        gradients = torch.randn(
+            400, batches, size, dtype=torch.float64, generator=draw
+        )  # of 400 weights
         summed = gradients.mean(dim=2).cumsum(dim=1)  # gradients are never zeroed between batches
         fisher = summed.square().sum(dim=1) / (batches * size)
         importance = gradients.square().mean(dim=(1, 2))

@@ -26,14 +26,29 @@ from mcit.runner.plan import resolve
 from mcit.sequence import run
 from mcit.sweeps import grid as sweep
 from mcit.sweeps import jobs as running
-from mcit.sweeps.grid import Grid, MethodGrid, describe_rule, keep_chosen, plan_jobs, read_grid, select
+from mcit.sweeps.grid import (
+    Grid,
+    MethodGrid,
+    describe_rule,
+    keep_chosen,
+    plan_jobs,
+    read_grid,
+    select,
+)
 from mcit.sweeps.jobs import Job, find_state, identify, last_line, run_jobs
 from mcit.sweeps.stiffness import Measured, match_strengths, measure_stiffness, tabulate_stiffness
 from mcit.training import Trainer
 
-TINY = ("model.width=8", "tasks.shapes.classes=4", "tasks.shapes.first_epochs=1", "tasks.shapes.later_epochs=1")
+TINY = (
+    "model.width=8",
+    "tasks.shapes.classes=4",
+    "tasks.shapes.first_epochs=1",
+    "tasks.shapes.later_epochs=1",
+)
 ORDER = "shapes:2x2"
-GRID = Grid({"finetune": MethodGrid(), "ewc": MethodGrid()}, (ORDER,), (1.0, 10.0), (1, 2), set=TINY)
+GRID = Grid(
+    {"finetune": MethodGrid(), "ewc": MethodGrid()}, (ORDER,), (1.0, 10.0), (1, 2), set=TINY
+)
 
 
 def plan(grid: Grid, output: Path) -> list[Job]:
@@ -56,7 +71,9 @@ def write_complete(job: Job, rows: Sequence[Sequence[float]], **changes: object)
 
 def test_a_grid_is_every_method_at_each_of_its_strengths_with_every_seed(tmp_path):
     names = [job.name for job in plan(GRID, tmp_path)]
-    assert names == [f"{label}-seed{seed}" for label in ("finetune", "ewc@1", "ewc@10") for seed in (1, 2)]
+    assert names == [
+        f"{label}-seed{seed}" for label in ("finetune", "ewc@1", "ewc@10") for seed in (1, 2)
+    ]
 
 
 def test_a_job_is_what_mcit_run_makes_of_its_options(tmp_path):
@@ -64,7 +81,9 @@ def test_a_job_is_what_mcit_run_makes_of_its_options(tmp_path):
     assert (job.method, job.strength, job.seed) == ("ewc", 10.0, 2)
     assert resolve(job.config).method.strength == 10.0
     assert job.config.model.width == 8
-    assert job.command.startswith(f"mcit run --order {ORDER} --method ewc --seed 2 --set model.width=8 ")
+    assert job.command.startswith(
+        f"mcit run --order {ORDER} --method ewc --seed 2 --set model.width=8 "
+    )
     assert job.command.endswith(f"--set method.strength=10.0 --output {tmp_path}/ewc@10-seed2")
 
 
@@ -76,7 +95,9 @@ def test_a_method_may_have_strengths_and_settings_of_its_own(tmp_path):
 
 
 def test_runs_of_several_orders_are_told_apart(tmp_path):
-    grid = replace(GRID, methods={"finetune": MethodGrid()}, orders=(ORDER, "shapes:1+3x1"), seeds=(1,))
+    grid = replace(
+        GRID, methods={"finetune": MethodGrid()}, orders=(ORDER, "shapes:1+3x1"), seeds=(1,)
+    )
     assert [job.name for job in plan(grid, tmp_path)] == [
         "shapes-2x2-finetune-seed1",
         "shapes-1+3x1-finetune-seed1",
@@ -85,7 +106,9 @@ def test_runs_of_several_orders_are_told_apart(tmp_path):
 
 def test_a_grid_file_has_short_forms(tmp_path):
     path = tmp_path / "grid.yaml"
-    path.write_text("order: [vqa, nlvr2]\nmethods: {finetune: , ewc: [300, 1e3], mas: 7, si: {set: [seed=1]}}\n")
+    path.write_text(
+        "order: [vqa, nlvr2]\nmethods: {finetune: , ewc: [300, 1e3], mas: 7, si: {set: [seed=1]}}\n"
+    )
     grid = sweep.make_grid(read_grid(path))
     assert grid.orders == ("vqa,nlvr2",)
     assert {name: own.strengths for name, own in grid.methods.items()} == {
@@ -103,7 +126,11 @@ def test_a_grid_file_has_short_forms(tmp_path):
 
 
 def test_all_that_is_wrong_with_a_grid_comes_in_one_message(tmp_path):
-    methods = {"ewcc": MethodGrid(), "finetune": MethodGrid((3.0,)), "mas": MethodGrid((), ("method.strenth=1",))}
+    methods = {
+        "ewcc": MethodGrid(),
+        "finetune": MethodGrid((3.0,)),
+        "mas": MethodGrid((), ("method.strenth=1",)),
+    }
     with pytest.raises(ConfigError) as caught:
         plan(replace(GRID, methods=methods), tmp_path)
     for words in ("did you mean 'ewc'?", "'finetune' has no strength", "did you mean 'strength'?"):
@@ -142,7 +169,9 @@ def test_a_folder_holds_the_whole_run_part_of_it_or_nothing(tmp_path):
 def test_a_folder_with_another_experiment_is_refused_with_the_difference(tmp_path):
     write_complete(plan(GRID, tmp_path)[2], [[90.0], [60.0, 80.0]])
     changed = plan(replace(GRID, set=(*TINY[1:], "model.width=16")), tmp_path)[2]
-    with pytest.raises(ConfigError, match=r"holds a run with other settings \(model.width 8 there, 16 here\)"):
+    with pytest.raises(
+        ConfigError, match=r"holds a run with other settings \(model.width 8 there, 16 here\)"
+    ):
         find_state(changed)
 
 
@@ -151,22 +180,36 @@ def test_a_folder_with_a_run_that_would_be_refused_now_is_named(tmp_path):
     job = plan(GRID, tmp_path)[2]
     write_complete(job, [[90.0], [60.0, 80.0]])
     path = job.folder / "config.yaml"
-    path.write_text(path.read_text().replace("mode: train", "mode: train\n      update_buffers: true"))
-    with pytest.raises(ConfigError, match=r"ewc@1-seed1 holds a run whose settings .* \(.*training.refresh_batchnorm"):
+    path.write_text(
+        path.read_text().replace("mode: train", "mode: train\n      update_buffers: true")
+    )
+    with pytest.raises(
+        ConfigError,
+        match=r"ewc@1-seed1 holds a run whose settings .* \(.*training.refresh_batchnorm",
+    ):
         find_state(job)
 
 
 def test_the_same_experiment_is_known_however_it_is_spelled():
-    short = read_options(["--order", ORDER, "--method", "ewc_dr", "--set", "tasks.shapes.classes=4"])
-    spelled = [f"method.{k}={v}" for k, v in {"strength": 1e4, "merge": "share", "estimator.cap": 1e-4}.items()]
+    short = read_options(
+        ["--order", ORDER, "--method", "ewc_dr", "--set", "tasks.shapes.classes=4"]
+    )
+    spelled = [
+        f"method.{k}={v}"
+        for k, v in {"strength": 1e4, "merge": "share", "estimator.cap": 1e-4}.items()
+    ]
     spelled += [
         "method.penalty=gradient",
         "method.estimator.unit=batch",
         "method.estimator.mode=train",
         "training.refresh_batchnorm=true",
     ]
-    words = [w for s in (*spelled, "tasks.shapes.classes=4", "training.workers=2") for w in ("--set", s)]
-    long = read_options(["--order", ORDER, "--method", "ewc_dr", "--flavour", "exact", *words, "--output", "there"])
+    words = [
+        w for s in (*spelled, "tasks.shapes.classes=4", "training.workers=2") for w in ("--set", s)
+    ]
+    long = read_options(
+        ["--order", ORDER, "--method", "ewc_dr", "--flavour", "exact", *words, "--output", "there"]
+    )
     assert identify(short) == identify(long)
     assert identify(short) != identify(replace(short, seed=7))
 
@@ -192,10 +235,14 @@ def act(tmp_path, monkeypatch):
     script = tmp_path / "stand_in.py"
     script.write_text(STAND_IN)
 
-    def run(jobs: Sequence[Job], code: str = "", **options: object) -> tuple[list[running.Failure], list[str]]:
+    def run(
+        jobs: Sequence[Job], code: str = "", **options: object
+    ) -> tuple[list[running.Failure], list[str]]:
         monkeypatch.setenv("ACT", code)
         said: list[str] = []
-        return run_jobs(jobs, say=said.append, program=(sys.executable, "-S", str(script)), **options), said
+        return run_jobs(
+            jobs, say=said.append, program=(sys.executable, "-S", str(script)), **options
+        ), said
 
     return run
 
@@ -208,7 +255,9 @@ def test_no_more_runs_are_under_way_than_asked_for(act, tmp_path):
     jobs = plan(GRID, tmp_path / "runs")
     failures, said = act(jobs, "time.sleep(0.3)", at_once=2)
     assert (failures, len(said)) == ([], len(jobs))
-    spans = [(began(job)[0], float(job.folder.with_name(f"{job.name}.end").read_text())) for job in jobs]
+    spans = [
+        (began(job)[0], float(job.folder.with_name(f"{job.name}.end").read_text())) for job in jobs
+    ]
     together = [sum(begin <= moment < end for begin, end in spans) for moment, _ in spans]
     assert max(together) == 2
 
@@ -220,7 +269,14 @@ def test_every_run_has_its_threads_its_log_and_its_graphics_card(act, tmp_path):
         _, words, environment = began(job)
         assert environment["OMP_NUM_THREADS"] == "3"
         assert environment["CUDA_VISIBLE_DEVICES"] == "5"
-        assert words == [*job.options, "--stage-cache", "there", "--output", str(job.folder), "--quiet"]
+        assert words == [
+            *job.options,
+            "--stage-cache",
+            "there",
+            "--output",
+            str(job.folder),
+            "--quiet",
+        ]
         assert (job.folder / "console.log").read_text() == f"hello from {job.name}\n"
 
 
@@ -254,19 +310,28 @@ def test_a_run_that_was_begun_is_resumed(act, tmp_path):
 
 
 def test_a_failed_run_is_told_by_its_last_line_and_stops_no_other(act, tmp_path):
-    jobs = plan(replace(GRID, methods={"finetune": MethodGrid()}, seeds=(1, 2, 3)), tmp_path / "runs")
-    code = "if seed == 2: print('mcit: the loss is nan', '', sep='\\n', file=sys.stderr); sys.exit(2)"
+    jobs = plan(
+        replace(GRID, methods={"finetune": MethodGrid()}, seeds=(1, 2, 3)), tmp_path / "runs"
+    )
+    code = (
+        "if seed == 2: print('mcit: the loss is nan', '', sep='\\n', file=sys.stderr); sys.exit(2)"
+    )
     failures, said = act(jobs, code)
     assert [(failure.job, failure.code, failure.last_line) for failure in failures] == [
         (jobs[1], 2, "mcit: the loss is nan")
     ]
-    assert f"finetune-seed2 failed (code 2): mcit: the loss is nan (see {jobs[1].folder}/console.log)" in said
+    assert (
+        f"finetune-seed2 failed (code 2): mcit: the loss is nan (see {jobs[1].folder}/console.log)"
+        in said
+    )
     assert len(said) == 3
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interruption_stops_every_run_and_is_passed_on(act, tmp_path, number):
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # tests started in the background ignore it
+    before = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # tests started in the background ignore it
     jobs = plan(GRID, tmp_path / "runs")[:3]
     code = "signal.signal(signal.SIGINT, lambda *_: (print('saved', flush=True), sys.exit(75))); time.sleep(60)"
 
@@ -345,7 +410,9 @@ def test_equals_are_decided_for_the_smaller_strength_and_the_edge_is_told(tmp_pa
 
 def test_the_cause_of_a_failure_is_told_and_not_what_follows_it(tmp_path):
     log = tmp_path / "console.log"
-    log.write_text("warning\nmcit: the loss is nan\n  the last good checkpoint is here\n\n", encoding="utf-8")
+    log.write_text(
+        "warning\nmcit: the loss is nan\n  the last good checkpoint is here\n\n", encoding="utf-8"
+    )
     assert last_line(log) == "mcit: the loss is nan"
     log.write_text("Traceback\nKeyError: 1\n", encoding="utf-8")
     assert last_line(log) == "KeyError: 1"
@@ -381,15 +448,21 @@ def test_the_stiffness_that_is_measured_is_that_of_a_run_at_strength_1(tmp_path,
     """Strength is a plain factor: a whole run reports strength times what was measured after its first task."""
     fits = []
     fit = Trainer.fit
-    monkeypatch.setattr(Trainer, "fit", lambda *words, **more: fits.append(words[1].index) or fit(*words, **more))
+    monkeypatch.setattr(
+        Trainer, "fit", lambda *words, **more: fits.append(words[1].index) or fit(*words, **more)
+    )
     measured = {}
     for method, merge in (("ewc", "share"), ("mas", "share")):
         words = ["--order", ORDER, "--method", method, *(w for s in TINY for w in ("--set", s))]
-        config = read_options([*words, "--set", "method.strength=1", "--set", f"method.merge={merge}"])
+        config = read_options(
+            [*words, "--set", "method.strength=1", "--set", f"method.merge={merge}"]
+        )
         measured[method] = measure_stiffness(resolve_few(config), tmp_path / "stages")
     assert fits == [0]  # the second method found the steps of the first
     assert measured["mas"] > measured["ewc"] > 0
-    config = replace(config, method=replace(config.method, options={**config.method.options, "strength": 30.0}))
+    config = replace(
+        config, method=replace(config.method, options={**config.method.options, "strength": 30.0})
+    )
     result = run(resolve_few(config), tmp_path / "run", progress=False, say=lambda line: None)
     assert result.stiffness[0]["mean"] == pytest.approx(30 * measured["mas"], rel=1e-6)
 
@@ -402,12 +475,16 @@ def test_importance_that_is_not_finite_is_told_with_its_method(tmp_path, monkeyp
 
     monkeypatch.setattr("mcit.methods._consolidating.measure_importance", diverge)
     job = plan(replace(GRID, methods={"ewc": MethodGrid()}, seeds=(1,)), tmp_path)[0]
-    with pytest.raises(McitError, match="ewc after the first task: the plain score of batch 1 is not finite"):
+    with pytest.raises(
+        McitError, match="ewc after the first task: the plain score of batch 1 is not finite"
+    ):
         measure_stiffness(resolve(job.config), tmp_path)
 
 
 def test_an_order_of_one_task_cannot_be_matched(tmp_path):
-    config = read_options(["--order", "shapes:1x2", "--method", "ewc", "--set", "tasks.shapes.classes=2"])
+    config = read_options(
+        ["--order", "shapes:1x2", "--method", "ewc", "--set", "tasks.shapes.classes=2"]
+    )
     with pytest.raises(ConfigError, match="at least two tasks"):
         measure_stiffness(resolve(config), tmp_path)
 
@@ -423,7 +500,10 @@ def test_what_was_measured_is_kept_for_the_same_experiment_only(tmp_path):
 def test_stiffness_is_tabulated_after_every_task():
     found = [{"mean": mean, "max": 9.0, "capped": 0.0, "near_zero": 0.0} for mean in (0.5, 0.75)]
     table = tabulate_stiffness(
-        [make_group("ewc", [THREE, THREE], stiffness=found), make_group("finetune", [THREE], stiffness=[])]
+        [
+            make_group("ewc", [THREE, THREE], stiffness=found),
+            make_group("finetune", [THREE], stiffness=[]),
+        ]
     )
     assert table.rows == [["ewc", "0.5", "0.75", "", ""]]
     assert "Later it differs again" in table.notes[0]
@@ -433,7 +513,17 @@ def test_stiffness_is_tabulated_after_every_task():
 
 
 def sweep_words(output: Path, *more: str) -> list[str]:
-    words = ["sweep", "--order", ORDER, "--methods", "finetune,ewc", "--strengths", "1,10", "--seeds", "1,2"]
+    words = [
+        "sweep",
+        "--order",
+        ORDER,
+        "--methods",
+        "finetune,ewc",
+        "--strengths",
+        "1,10",
+        "--seeds",
+        "1,2",
+    ]
     return [*words, *(w for s in TINY for w in ("--set", s)), "--output", str(output), *more]
 
 
@@ -448,11 +538,33 @@ def test_a_dry_run_counts_what_is_to_be_done_and_writes_nothing(tmp_path, capsys
 
 
 def test_a_match_plans_the_strengths_that_were_measured(tmp_path, capsys):
-    words = ["sweep", "--order", ORDER, "--methods", "finetune,ewc,mas", "--strengths", "ewc=10,20", "--seeds", "1"]
-    words += [*(w for s in TINY for w in ("--set", s)), "--output", str(tmp_path), "--match", "stiffness", "--dry-run"]
+    words = [
+        "sweep",
+        "--order",
+        ORDER,
+        "--methods",
+        "finetune,ewc,mas",
+        "--strengths",
+        "ewc=10,20",
+        "--seeds",
+        "1",
+    ]
+    words += [
+        *(w for s in TINY for w in ("--set", s)),
+        "--output",
+        str(tmp_path),
+        "--match",
+        "stiffness",
+        "--dry-run",
+    ]
     assert main(words) == 0
-    assert "would measure the mean stiffness of ewc, mas after the first task" in capsys.readouterr().out
-    alone = replace(GRID, methods={"ewc": MethodGrid(), "mas": MethodGrid()}, strengths=(1.0,), seeds=(1,))
+    assert (
+        "would measure the mean stiffness of ewc, mas after the first task"
+        in capsys.readouterr().out
+    )
+    alone = replace(
+        GRID, methods={"ewc": MethodGrid(), "mas": MethodGrid()}, strengths=(1.0,), seeds=(1,)
+    )
     for job, mean in zip(plan(alone, tmp_path), (0.5, 2.0), strict=True):
         Measured(tmp_path / "stiffness.json").add(job.method, identify(job.config), mean)
     assert main(words) == 0
@@ -481,9 +593,18 @@ def test_a_match_plans_the_strengths_that_were_measured(tmp_path, capsys):
         (["--seeds", "one"], "seeds are whole numbers from 0, such as 1,2,3 or 1-3; found 'one'"),
         (["--seeds", "3-1"], "seeds '3-1' is no range from a smaller seed to a larger one"),
         (["--methods", "ewc,mas,ewc"], "--methods lists 'ewc' twice"),
-        (["--methods", "finetune"], "strengths are given, and none of the methods has one (finetune)"),
-        (["--methods", "finetune", "--strengths", "finetune=3"], "method 'finetune' has no strength"),
-        (["--set", "method.strength=3"], "'method.strength=3' sets what --strengths lists for 'ewc'"),
+        (
+            ["--methods", "finetune"],
+            "strengths are given, and none of the methods has one (finetune)",
+        ),
+        (
+            ["--methods", "finetune", "--strengths", "finetune=3"],
+            "method 'finetune' has no strength",
+        ),
+        (
+            ["--set", "method.strength=3"],
+            "'method.strength=3' sets what --strengths lists for 'ewc'",
+        ),
         (["--set", "seed=7"], "'seed=7' cannot be set for every run of a grid; use --seeds"),
         (["--select", "9"], "--select 9: the order has 2 tasks; pick by as many or fewer"),
         (["--select", "1"], "--select needs at least 2 tasks, found 1"),
@@ -524,7 +645,9 @@ def test_a_method_that_a_grid_file_lists_twice_is_refused(tmp_path):
         read_grid(tmp_path / "grid.yaml")
 
 
-def test_what_is_wrong_in_a_grid_file_is_not_answered_with_the_usage_of_another_command(tmp_path, capsys):
+def test_what_is_wrong_in_a_grid_file_is_not_answered_with_the_usage_of_another_command(
+    tmp_path, capsys
+):
     (tmp_path / "grid.yaml").write_text("order: shapes:2x2\nmethods: [ewc]\nflavour: exat\n")
     assert main(["sweep", str(tmp_path / "grid.yaml"), "--output", str(tmp_path / "runs")]) == 2
     message = capsys.readouterr().err
@@ -534,9 +657,14 @@ def test_what_is_wrong_in_a_grid_file_is_not_answered_with_the_usage_of_another_
 
 def test_a_place_that_cannot_be_written_to_is_told_with_its_option(tmp_path, capsys):
     (tmp_path / "rc.txt").write_text("a file")
-    for words in (["--output", str(tmp_path / "rc.txt" / "runs")], ["--stage-cache", str(tmp_path / "rc.txt")]):
+    for words in (
+        ["--output", str(tmp_path / "rc.txt" / "runs")],
+        ["--stage-cache", str(tmp_path / "rc.txt")],
+    ):
         assert main(sweep_words(tmp_path / "runs", *words)) == 2
-        assert f"rc.txt is a file; {words[0]} names the folder to write to" in capsys.readouterr().err
+        assert (
+            f"rc.txt is a file; {words[0]} names the folder to write to" in capsys.readouterr().err
+        )
 
 
 def test_a_complete_sweep_is_reported_and_nothing_is_run(tmp_path, capsys):
@@ -558,7 +686,9 @@ def test_a_complete_sweep_is_reported_and_nothing_is_run(tmp_path, capsys):
     assert f"{last:.2f}" in summary
     assert "mcit sweep --order" in summary
     summary = (output / "summary.md").read_text(encoding="utf-8")
-    assert f"- selection: {describe_rule(2)}." in summary  # who reads the table reads how it was picked
+    assert (
+        f"- selection: {describe_rule(2)}." in summary
+    )  # who reads the table reads how it was picked
     record = json.loads((output / "selection.json").read_text(encoding="utf-8"))
     assert record["choices"][0]["strength"] == 10.0
     assert record["seeds_reported"] == [1, 2]
@@ -578,7 +708,10 @@ def test_a_sweep_makes_its_runs_tells_of_failures_and_repeats_nothing(tmp_path, 
     printed = capfd.readouterr()
     assert "ewc@1-seed1 failed (code 2): " in printed.err
     assert "Left out, for they are not complete: " in printed.out
-    assert "ewc@1-seed1" in (output / "summary.md").read_text(encoding="utf-8").partition("Left out")[2]
+    assert (
+        "ewc@1-seed1"
+        in (output / "summary.md").read_text(encoding="utf-8").partition("Left out")[2]
+    )
     assert "finetune-seed1: A_last " in printed.err
     assert "written to" in printed.out
     moment = (output / "finetune-seed1" / "scores.json").stat().st_mtime_ns

@@ -44,7 +44,13 @@ def shapes() -> list:
 
 def test_a_sequence_covers_the_classes_in_parts(shapes):
     assert [task.name for task in shapes][:2] == ["shapes[0-11]", "shapes[12-13]"]
-    assert [(task.known, task.total) for task in shapes] == [(0, 12), (12, 14), (14, 16), (16, 18), (18, 20)]
+    assert [(task.known, task.total) for task in shapes] == [
+        (0, 12),
+        (12, 14),
+        (14, 16),
+        (16, 18),
+        (18, 20),
+    ]
     assert shapes[1].head == Head("classes", outputs=14, kind="class", layout="linear")
     assert [round(task.chance, 3) for task in shapes] == [8.333, 7.143, 6.25, 5.556, 5.0]
 
@@ -77,10 +83,14 @@ def test_labels_count_the_classes_in_the_order_of_learning(tmp_path):
 
 def test_a_sample_of_the_data_set_serves_only_the_classes_it_has(tmp_path):
     write_classes(tmp_path, order_classes(100, 1993)[:6])
-    with pytest.raises(DataError, match=r"holds 6 classes .* set tasks.cifar100.classes to learn fewer"):
+    with pytest.raises(
+        DataError, match=r"holds 6 classes .* set tasks.cifar100.classes to learn fewer"
+    ):
         Cifar100.sequence("10x10", {"root": str(tmp_path)}, seed=1)[0].check()
     with pytest.raises(DataError, match="lacks"):  # another order, other classes
-        Cifar100.sequence("2x3", {"root": str(tmp_path), "classes": 6, "class_order_seed": 0}, seed=1)[0].check()
+        Cifar100.sequence(
+            "2x3", {"root": str(tmp_path), "classes": 6, "class_order_seed": 0}, seed=1
+        )[0].check()
 
 
 def test_the_class_order_has_a_seed_of_its_own():
@@ -100,10 +110,14 @@ def test_a_batch_is_the_same_fetched_at_once_or_one_by_one(shapes):
 
 def test_a_loader_takes_parts_and_unions_of_tasks(shapes):
     parts = ConcatDataset([task.examples("train") for task in shapes[1:3]])
-    joined = next(iter(DataLoader(parts, batch_size=800, collate_fn=lambda e: shapes[0].collate(e, None))))
+    joined = next(
+        iter(DataLoader(parts, batch_size=800, collate_fn=lambda e: shapes[0].collate(e, None)))
+    )
     assert set(joined["labels"].tolist()) == {12, 13, 14, 15}
     part = Subset(shapes[0].examples("eval"), [0, 2])
-    batch = next(iter(DataLoader(part, batch_size=2, collate_fn=lambda e: shapes[0].collate(e, None))))
+    batch = next(
+        iter(DataLoader(part, batch_size=2, collate_fn=lambda e: shapes[0].collate(e, None)))
+    )
     assert batch["pixel_values"].shape == (2, 3, 32, 32)
 
 
@@ -112,7 +126,9 @@ def test_training_images_vary_with_the_generator_and_test_images_do_not(shapes):
     batches = []
     for seed, split in ((1, "train"), (1, "train"), (2, "train"), (1, "eval"), (2, "eval")):
         torch.manual_seed(seed)
-        batches.append(task.collate(task.examples(split).__getitems__(range(16)), None)["pixel_values"])
+        batches.append(
+            task.collate(task.examples(split).__getitems__(range(16)), None)["pixel_values"]
+        )
     assert torch.equal(batches[0], batches[1])
     assert not torch.equal(batches[0], batches[2])
     assert torch.equal(batches[3], batches[4])
@@ -125,8 +141,13 @@ def test_the_first_loss_is_over_all_classes_and_later_ones_over_the_new(shapes):
     assert_close(first.loss(logits, {"labels": labels}), functional.cross_entropy(logits, labels))
     logits, labels = torch.randn(8, 14, requires_grad=True), torch.randint(12, 14, (8,))
     loss = later.loss(logits, {"labels": labels})
-    chosen, other = logits.gather(1, labels[:, None])[:, 0], logits.gather(1, (25 - labels)[:, None])[:, 0]
-    assert_close(loss, torch.log1p(torch.exp(other - chosen)).mean())  # two classes: logistic regression
+    chosen, other = (
+        logits.gather(1, labels[:, None])[:, 0],
+        logits.gather(1, (25 - labels)[:, None])[:, 0],
+    )
+    assert_close(
+        loss, torch.log1p(torch.exp(other - chosen)).mean()
+    )  # two classes: logistic regression
     loss.backward()
     assert (logits.grad[:, :12] == 0).all()
 
@@ -163,19 +184,25 @@ def test_recipes_are_the_release_s():
 def test_fewer_epochs_keep_the_milestones_at_their_fractions():
     assert stretch_recipe(FIRST_RECIPE, 16).milestones == (5, 10, 14)  # of 4.8, 9.6, 13.6
     assert stretch_recipe(LATER_RECIPE, 12).milestones == (5, 8, 10)  # of 4.67, 8, 10
-    assert min(stretch_recipe(FIRST_RECIPE, 1).milestones) == 1  # a decay before the first epoch would be a lower rate
+    assert (
+        min(stretch_recipe(FIRST_RECIPE, 1).milestones) == 1
+    )  # a decay before the first epoch would be a lower rate
     scaled = Cifar100.sequence("10x10", {"schedule_scale": 0.1}, seed=1)
     assert [(task.recipe.epochs, task.recipe.milestones) for task in scaled[:2]] == [
         (20, (6, 12, 17)),
         (18, (7, 12, 15)),
     ]
     given = Cifar100.sequence("10x10", {"first_epochs": 16, "later_epochs": 12}, seed=1)
-    assert [task.recipe for task in given[:2]] == [stretch_recipe(FIRST_RECIPE, 16), stretch_recipe(LATER_RECIPE, 12)]
+    assert [task.recipe for task in given[:2]] == [
+        stretch_recipe(FIRST_RECIPE, 16),
+        stretch_recipe(LATER_RECIPE, 12),
+    ]
 
 
 def test_a_recipe_may_be_changed_in_part_or_replaced():
     first, later = (
-        t.recipe for t in Shapes.sequence("2x10", {"recipe": {"learning_rate": 0.02, "epochs": 20}}, seed=1)
+        t.recipe
+        for t in Shapes.sequence("2x10", {"recipe": {"learning_rate": 0.02, "epochs": 20}}, seed=1)
     )
     assert (first.learning_rate, first.epochs, first.milestones) == (0.02, 20, (12, 17))
     assert (later.weight_decay, later.epochs) == (5e-4, 20)
@@ -183,7 +210,9 @@ def test_a_recipe_may_be_changed_in_part_or_replaced():
     assert all(task.recipe is own for task in Shapes.sequence("2x10", {"recipe": own}, seed=1))
     changed = replace(Shapes.sequence("2x10", {}, seed=1)[1], recipe=own)
     assert (changed.name, changed.recipe) == ("shapes[10-19]", own)
-    with pytest.raises(ConfigError, match=r"unknown key 'tasks.shapes.recipe.epoch'; did you mean 'epochs'\?"):
+    with pytest.raises(
+        ConfigError, match=r"unknown key 'tasks.shapes.recipe.epoch'; did you mean 'epochs'\?"
+    ):
         Shapes.sequence("2x10", {"recipe": {"epoch": 3}}, seed=1)
 
 
@@ -237,7 +266,9 @@ def test_imagenet_is_decoded_in_workers(tmp_path):
     task = ImageNetSubset.sequence("50x2", {"root": str(tmp_path)}, seed=1)[3]
     task.check()
     for split in ("train", "eval"):
-        loader = DataLoader(task.examples(split), batch_size=2, num_workers=1, collate_fn=task.collate)
+        loader = DataLoader(
+            task.examples(split), batch_size=2, num_workers=1, collate_fn=task.collate
+        )
         (batch,) = list(loader)
         assert batch["pixel_values"].shape == (2, 3, 224, 224)
         assert batch["labels"].tolist() == [6, 7]
@@ -289,10 +320,14 @@ def test_the_settings_of_the_tables_are_all_there():
     assert {path.stem for path in SETTINGS} == tables | {"cifar100-mini", "cifar100-mini-bigstart"}
 
 
-@pytest.mark.parametrize(("name", "sizes"), [("cifar100-mini", [4] * 5), ("cifar100-mini-bigstart", [12, 2, 2, 2, 2])])
+@pytest.mark.parametrize(
+    ("name", "sizes"), [("cifar100-mini", [4] * 5), ("cifar100-mini-bigstart", [12, 2, 2, 2, 2])]
+)
 def test_the_small_settings_are_the_protocol_in_small(name, sizes):
     config = parse(RunConfig, read_yaml(CONFIGS / f"{name}.yaml"))
-    tasks = Cifar100.sequence(config.order[0].partition(":")[2], config.tasks["cifar100"], config.seed)
+    tasks = Cifar100.sequence(
+        config.order[0].partition(":")[2], config.tasks["cifar100"], config.seed
+    )
     assert [task.total - task.known for task in tasks] == sizes
     assert [task.recipe.epochs for task in tasks] == [16, 12, 12, 12, 12]
     assert (tasks[0].recipe.milestones, tasks[1].recipe.milestones) == ((5, 10, 14), (5, 8, 10))

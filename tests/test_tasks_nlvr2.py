@@ -23,22 +23,35 @@ def root(tmp_path):
     root = tmp_path / "data"
     records = {
         "train": [pair("train-10-0-0", "True"), pair("train-10-1-0", "False")],
-        "dev": [pair("dev-1-0-0", "True"), pair("dev-1-1-0", "False"), pair("dev-1-0-1", "False", "is the dog")],
+        "dev": [
+            pair("dev-1-0-0", "True"),
+            pair("dev-1-1-0", "False"),
+            pair("dev-1-0-1", "False", "is the dog"),
+        ],
     }
     for split, items in records.items():
         write_lines(root / "nlvr2" / "data" / f"{split}.json", items)
         for item in items:
             stem = item["identifier"].rpartition("-")[0]
             write_image(root / "nlvr2" / "images" / split / f"{stem}-img0.png", (255, 0, 0))
-            write_image(root / "nlvr2" / "images" / split / f"{stem}-img1.png", (0, 0, 255), size=(64, 32))
+            write_image(
+                root / "nlvr2" / "images" / split / f"{stem}-img1.png", (0, 0, 255), size=(64, 32)
+            )
     return root
 
 
 def test_it_is_what_the_protocol_says():
     task = Nlvr2()
     assert (task.name, task.chance) == ("nlvr2", 50.0)
-    assert (task.head.outputs, task.head.kind, task.head.layout, task.head.views) == (2, "class", "mlp", 2)
-    assert task.recipe == Recipe(10, 32, 1e-4, 1e-2, "adamw", (0.9, 0.98), 1e-8, schedule="linear", warmup=0.1)
+    assert (task.head.outputs, task.head.kind, task.head.layout, task.head.views) == (
+        2,
+        "class",
+        "mlp",
+        2,
+    )
+    assert task.recipe == Recipe(
+        10, 32, 1e-4, 1e-2, "adamw", (0.9, 0.98), 1e-8, schedule="linear", warmup=0.1
+    )
 
 
 def test_a_batch_has_two_images_an_example_left_first(root):
@@ -57,12 +70,20 @@ def test_accuracy_and_the_official_consistency(root):
     task = Nlvr2(root=root)
     examples = task.examples("eval")
     batch = task.collate([examples[i] for i in range(3)], small_processor())
-    assert batch["groups"].tolist() == [0, 0, 1]  # the number of the pair does not make another sentence
+    assert batch["groups"].tolist() == [
+        0,
+        0,
+        1,
+    ]  # the number of the pair does not make another sentence
     logits = torch.tensor([[0.0, 1.0], [0.0, 1.0], [1.0, 0.0]])
     metric = task.metric()
-    metric.add_batch(**{name: column.tolist() for name, column in task.columns(logits, batch).items()})
+    metric.add_batch(
+        **{name: column.tolist() for name, column in task.columns(logits, batch).items()}
+    )
     assert metric.compute() == {"score": pytest.approx(200 / 3), "consistency": 50.0}
-    assert_close(task.loss(logits, batch), torch.nn.functional.cross_entropy(logits, batch["labels"]))
+    assert_close(
+        task.loss(logits, batch), torch.nn.functional.cross_entropy(logits, batch["labels"])
+    )
 
 
 def test_images_in_numbered_sub_folders_are_found(root):
@@ -77,8 +98,13 @@ def test_images_in_numbered_sub_folders_are_found(root):
 
 def test_labels_may_be_booleans_and_the_file_an_array(root):
     expected = [example["label"] for example in Nlvr2(root=root).examples("train")]
-    write_json(root / "nlvr2" / "data" / "train.json", [pair("train-10-0-0", True), pair("train-10-1-0", False)])
-    assert [example["label"] for example in Nlvr2(root=root).examples("train")] == expected == [1, 0]
+    write_json(
+        root / "nlvr2" / "data" / "train.json",
+        [pair("train-10-0-0", True), pair("train-10-1-0", False)],
+    )
+    assert (
+        [example["label"] for example in Nlvr2(root=root).examples("train")] == expected == [1, 0]
+    )
 
 
 def test_the_test_split_is_read_on_request(root):

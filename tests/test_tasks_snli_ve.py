@@ -49,8 +49,15 @@ def write_dev(root, records):
 def test_it_is_what_the_protocol_says():
     task = SnliVe()
     assert (task.name, task.chance) == ("snli-ve", 33.33)
-    assert (task.head.outputs, task.head.kind, task.head.layout, task.head.views) == (3, "class", "mlp", 1)
-    assert task.recipe == Recipe(5, 64, 5e-5, 1e-2, "adamw", (0.9, 0.98), 1e-8, schedule="linear", warmup=0.1)
+    assert (task.head.outputs, task.head.kind, task.head.layout, task.head.views) == (
+        3,
+        "class",
+        "mlp",
+        1,
+    )
+    assert task.recipe == Recipe(
+        5, 64, 5e-5, 1e-2, "adamw", (0.9, 0.98), 1e-8, schedule="linear", warmup=0.1
+    )
 
 
 def test_the_hypothesis_is_read_and_never_the_caption(root):
@@ -74,7 +81,13 @@ def test_the_score_is_the_accuracy(root):
 
 
 @pytest.mark.parametrize(
-    "image", [{"Flikr30kID": "123.jpg"}, {"Flickr30K_ID": "123.jpg"}, {"Flikr30kID": "123"}, {"Flickr30K_ID": 123}]
+    "image",
+    [
+        {"Flikr30kID": "123.jpg"},
+        {"Flickr30K_ID": "123.jpg"},
+        {"Flikr30kID": "123"},
+        {"Flickr30K_ID": 123},
+    ],
 )
 def test_either_spelling_of_the_image_is_read(root, image):
     plain = record("neutral")
@@ -93,15 +106,23 @@ def test_pairs_without_a_gold_label_are_dropped_and_counted(root):
 
 
 def test_an_array_reads_like_lines_and_the_test_split_on_request(root):
-    write_json(root / "snli-ve" / "snli_ve_test.jsonl", [record("neutral"), record("entailment", number=1)])
+    write_json(
+        root / "snli-ve" / "snli_ve_test.jsonl", [record("neutral"), record("entailment", number=1)]
+    )
     assert [example["label"] for example in SnliVe(root=root).examples("test")] == [2, 0]
 
 
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        (record("maybe", number=1), "'gold_label' must be one of entailment, contradiction, neutral, found 'maybe'"),
-        (record("neutral", "../../etc/passwd", 1), "the Flickr30k id must be the name of an image in the folder"),
+        (
+            record("maybe", number=1),
+            "'gold_label' must be one of entailment, contradiction, neutral, found 'maybe'",
+        ),
+        (
+            record("neutral", "../../etc/passwd", 1),
+            "the Flickr30k id must be the name of an image in the folder",
+        ),
         (record("neutral", number=0), "is already that of record 1"),
         (record("neutral", number=1, sentence2=None), "'sentence2' must be text, found None"),
     ],
@@ -113,7 +134,15 @@ def test_a_wrong_record_is_named(root, bad, message):
 
 
 def test_the_record_is_named_by_its_line_even_after_dropped_ones(root):
-    write_dev(root, [record("-"), record("neutral", number=1), record("neutral", "999", 2), record("neutral", "5", 3)])
+    write_dev(
+        root,
+        [
+            record("-"),
+            record("neutral", number=1),
+            record("neutral", "999", 2),
+            record("neutral", "5", 3),
+        ],
+    )
     with pytest.raises(DataError, match=r"dev\.jsonl, record 3: .* lacks image '999', and 1 more"):
         SnliVe(root=root).check()
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tiny_official import small_processor, vcr_record, write_image, write_json, write_lines, write_vcr_image
+from tiny_official import (
+    small_processor,
+    vcr_record,
+    write_image,
+    write_json,
+    write_lines,
+    write_vcr_image,
+)
 from torch.testing import assert_close
 
 from mcit.data.boxes import GREY, colour_of
@@ -37,8 +44,15 @@ def write_val(root, **changes):
 def test_it_is_what_the_protocol_says():
     task = Vcr()
     assert (task.name, task.chance) == ("vcr", 25.0)
-    assert (task.head.outputs, task.head.kind, task.head.layout, task.head.views) == (4, "choice", "linear", 4)
-    assert task.recipe == Recipe(10, 16, 1e-4, 1e-2, "adamw", (0.9, 0.98), 1e-8, schedule="linear", warmup=0.1)
+    assert (task.head.outputs, task.head.kind, task.head.layout, task.head.views) == (
+        4,
+        "choice",
+        "linear",
+        4,
+    )
+    assert task.recipe == Recipe(
+        10, 16, 1e-4, 1e-2, "adamw", (0.9, 0.98), 1e-8, schedule="linear", warmup=0.1
+    )
 
 
 def test_a_batch_has_four_texts_and_one_image_an_example(root):
@@ -71,14 +85,23 @@ def test_with_rationale_the_right_answer_stands_behind_the_question(root):
     assert example["choices"] == ["one", "two", "three", "Alex smiles"]
     assert example["label"] == 3
     first = processor.tokenizer.decode(task.collate([example], processor)["input_ids"][0])
-    assert first.startswith("[CLS] Why is Alex and Robin near the gray dog ? Robin sleeps [SEP] one [SEP]")
+    assert first.startswith(
+        "[CLS] Why is Alex and Robin near the gray dog ? Robin sleeps [SEP] one [SEP]"
+    )
 
 
 def test_with_rationale_a_long_question_loses_words_and_the_answer_none(root):
-    write_val(root, question=["Why", "is"] * 40, rationale_choices=[["dog"] * 3, ["two"], ["three"], ["one"]])
+    write_val(
+        root,
+        question=["Why", "is"] * 40,
+        rationale_choices=[["dog"] * 3, ["two"], ["three"], ["one"]],
+    )
     task, processor = Vcr(root=root, rationale=True), small_processor(12)
     ids = task.collate([task.examples("eval")[0]], processor)["input_ids"]
-    assert processor.tokenizer.decode(ids[0]) == "[CLS] Why is Why is Robin sleeps [SEP] dog dog dog [SEP]"
+    assert (
+        processor.tokenizer.decode(ids[0])
+        == "[CLS] Why is Why is Robin sleeps [SEP] dog dog dog [SEP]"
+    )
 
 
 def colours(image):
@@ -96,10 +119,14 @@ def test_the_objects_spoken_of_are_marked_and_no_others(root):
 def test_a_choice_only_the_rationale_makes_is_marked_for_the_rationale_only(root):
     write_val(root, question=["Why"], answer_choices=[["no"]] * 4)
     assert colours(Vcr(root=root).examples("eval")[0]["image"]) == {(0, 0, 0)}
-    assert colour_of(0, "person") in colours(Vcr(root=root, rationale=True).examples("eval")[0]["image"])
+    assert colour_of(0, "person") in colours(
+        Vcr(root=root, rationale=True).examples("eval")[0]["image"]
+    )
 
 
-@pytest.mark.parametrize(("rationale", "name"), [(False, "qa"), (False, "answer"), (True, "qar"), (True, "rationale")])
+@pytest.mark.parametrize(
+    ("rationale", "name"), [(False, "qa"), (False, "answer"), (True, "qar"), (True, "rationale")]
+)
 def test_images_drawn_before_are_taken_under_either_name(root, rationale, name):
     for split, number in (("train", 1), ("val", 2)):
         path = root / "vcr" / "drawn_images" / "bbox" / split / name / f"{split}-{number}.jpg"
@@ -119,7 +146,10 @@ def test_a_bare_index_is_a_tag_of_one_object(root):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"img_fn": "../../secret.jpg"}, "'img_fn' must be a path inside the image folder, found '../../secret.jpg'"),
+        (
+            {"img_fn": "../../secret.jpg"},
+            "'img_fn' must be a path inside the image folder, found '../../secret.jpg'",
+        ),
         ({"metadata_fn": "/etc/passwd"}, "'metadata_fn' must be a path inside the image folder"),
         ({"annot_id": "../x"}, "'annot_id' must be the name of a file"),
         ({"question": ["Why", [3]]}, r"a list of indices below 3, found \[3\]"),
@@ -141,7 +171,10 @@ def test_a_wrong_record_is_named(root, changes, message):
     [
         ({"boxes": BOXES[:2], "width": 100, "height": 80}, "one for each of 3 objects, found 2"),
         ({"width": 100, "height": 80}, "found none"),
-        ({"boxes": [[1, 2]] * 3, "width": 100, "height": 80}, r"box 0 must be \[x1, y1, x2, y2, ...\]"),
+        (
+            {"boxes": [[1, 2]] * 3, "width": 100, "height": 80},
+            r"box 0 must be \[x1, y1, x2, y2, ...\]",
+        ),
         ({"boxes": BOXES, "width": 100}, "'width' and 'height'"),
         ([], "found none"),
     ],

@@ -18,7 +18,9 @@ from mcit.registry import find_task
 from mcit.task import DataError, Recipe
 
 Vqa = find_task("vqa")
-MIXED = ["two"] * 3 + ["2"] * 2 + ["a dog"] * 2 + ["Dog"] + ["cat", "rare"]  # 2: five votes, dog: three
+MIXED = (
+    ["two"] * 3 + ["2"] * 2 + ["a dog"] * 2 + ["Dog"] + ["cat", "rare"]
+)  # 2: five votes, dog: three
 
 
 @pytest.fixture(autouse=True)
@@ -44,14 +46,21 @@ def make(root, **options):
 def test_it_is_what_the_protocol_says():
     task = Vqa()
     assert (task.name, task.chance) == ("vqa", 0.0)
-    assert task.recipe == Recipe(10, 64, 1e-4, 1e-2, "adamw", (0.9, 0.98), 1e-8, schedule="linear", warmup=0.1)
+    assert task.recipe == Recipe(
+        10, 64, 1e-4, 1e-2, "adamw", (0.9, 0.98), 1e-8, schedule="linear", warmup=0.1
+    )
 
 
 def test_the_vocabulary_is_in_a_stable_order_and_written_as_json(root, cache):
     task = make(root)
     task.check()
     assert list(task.answer_ids) == ["dog", "2", "zebra"]
-    assert (task.head.outputs, task.head.kind, task.head.layout, task.head.views) == (3, "multi_label", "mlp", 1)
+    assert (task.head.outputs, task.head.kind, task.head.layout, task.head.views) == (
+        3,
+        "multi_label",
+        "mlp",
+        1,
+    )
     (written,) = (cache / "vocabularies").iterdir()
     assert json.loads(written.read_text()) == {"minimum": 1, "answers": ["dog", "2", "zebra"]}
     assert make(root, vocabulary=written).answer_ids == task.answer_ids
@@ -74,7 +83,14 @@ def test_targets_follow_the_ten_normalised_answers(root):
 def test_climb_compatibility_looks_raw_strings_up(root):
     task = make(root, compat="climb")
     example = task.examples("train")[0]
-    assert example["answers"] == {"two": 0.9, "2": 0.6, "a dog": 0.6, "Dog": 0.3, "cat": 0.3, "rare": 0.3}
+    assert example["answers"] == {
+        "two": 0.9,
+        "2": 0.6,
+        "a dog": 0.6,
+        "Dog": 0.3,
+        "cat": 0.3,
+        "rare": 0.3,
+    }
     labels = task.collate([example], small_processor())["labels"]
     assert_close(labels, torch.tensor([[0.0, 0.6, 0.0]]))
     assert make(root).examples("train")[0]["answers"] != example["answers"]
@@ -88,7 +104,11 @@ def test_the_loss_is_summed_over_answers_and_averaged_over_examples():
 
 
 def test_the_score_is_the_soft_accuracy_and_unanswerable_items_count(root):
-    write_vqa(root, "val2014", [annotation(3, 10, MIXED), annotation(4, 10, [f"odd {i}" for i in range(10)])])
+    write_vqa(
+        root,
+        "val2014",
+        [annotation(3, 10, MIXED), annotation(4, 10, [f"odd {i}" for i in range(10)])],
+    )
     vocabulary = write_json(root / "v.json", ["dog", "2", "zebra"])
     task = make(root, vocabulary=vocabulary)
     examples = task.examples("eval")
@@ -96,7 +116,9 @@ def test_the_score_is_the_soft_accuracy_and_unanswerable_items_count(root):
     assert batch["labels"][1].sum() == 0
     logits = torch.tensor([[5.0, 1.0, 0.0], [5.0, 1.0, 0.0]])
     metric = task.metric()
-    metric.add_batch(**{name: column.tolist() for name, column in task.columns(logits, batch).items()})
+    metric.add_batch(
+        **{name: column.tolist() for name, column in task.columns(logits, batch).items()}
+    )
     assert metric.compute()["score"] == pytest.approx(100 * 0.9 / 2)
 
 
@@ -130,7 +152,9 @@ def test_examples_pass_through_loader_workers(root):
     task = make(root)
     examples = pickle.loads(pickle.dumps(task.examples("train")))
     assert isinstance(examples[0]["image"], Image.Image)
-    loader = DataLoader(examples, batch_size=2, num_workers=1, collate_fn=Collate(task, small_processor()))
+    loader = DataLoader(
+        examples, batch_size=2, num_workers=1, collate_fn=Collate(task, small_processor())
+    )
     (batch,) = loader
     assert_close(batch["labels"], torch.tensor([[0.9, 1.0, 0.0], [1.0, 0.0, 0.0]]))
 
@@ -144,7 +168,9 @@ class Collate:
 
 
 def test_the_wrong_number_of_answers_in_the_vocabulary_is_refused(root):
-    with pytest.raises(DataError, match=r"v\.json has 2 answers where tasks\.vqa\.answers asks for 3129"):
+    with pytest.raises(
+        DataError, match=r"v\.json has 2 answers where tasks\.vqa\.answers asks for 3129"
+    ):
         make(root, vocabulary=write_json(root / "v.json", ["a", "b"]), answers=3129).check()
     with pytest.raises(DataError, match="has 3 answers where"):
         make(root, answers=3129).check()
@@ -155,7 +181,10 @@ def test_the_wrong_number_of_answers_in_the_vocabulary_is_refused(root):
 def test_missing_files_are_listed_together(tmp_path):
     with pytest.raises(DataError) as caught:
         Vqa(root=tmp_path).check()
-    for name in ("v2_OpenEnded_mscoco_train2014_questions.json", "v2_mscoco_val2014_annotations.json"):
+    for name in (
+        "v2_OpenEnded_mscoco_train2014_questions.json",
+        "v2_mscoco_val2014_annotations.json",
+    ):
         assert name in str(caught.value)
     assert "visualqa.org" in str(caught.value)
     with pytest.raises(DataError, match="--data-root"):

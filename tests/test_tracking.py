@@ -40,7 +40,9 @@ class Notebook(GeneralTracker):
 
 def run(output, notebook: Notebook, **options: object) -> sequence.Result:
     config = configure("shapes:3x2", "ewc", method__strength=0.01, model__width=8, **options)
-    return sequence.run(resolve(config), output, progress=False, say=lambda line: None, tracker=notebook)
+    return sequence.run(
+        resolve(config), output, progress=False, say=lambda line: None, tracker=notebook
+    )
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +74,8 @@ def test_scores_and_their_average_are_sent_after_every_task(tracked):
     sent = [values for _, values in notebook.entries if "A_t" in values]
     tasks = result.matrix.tasks
     assert [{k: v for k, v in values.items() if k.startswith("score/")} for values in sent] == [
-        {f"score/{task}": score for task, score in zip(tasks, row, strict=False)} for row in result.matrix.rows
+        {f"score/{task}": score for task, score in zip(tasks, row, strict=False)}
+        for row in result.matrix.rows
     ]
     assert [values["A_t"] for values in sent] == pytest.approx(result.matrix.seen)
 
@@ -94,13 +97,19 @@ def test_a_tracker_is_closed_when_a_run_fails(tmp_path):
 
 def test_an_unknown_tracker_is_answered_with_the_nearest():
     (problem,) = find_tracker_problems("tensorbord")
-    assert problem.startswith("unknown tracker 'tensorbord'; did you mean 'tensorboard'? (trackers: ")
+    assert problem.startswith(
+        "unknown tracker 'tensorbord'; did you mean 'tensorboard'? (trackers: "
+    )
     assert find_tracker_problems(None) == find_tracker_problems(Notebook()) == []
 
 
 def test_a_tracker_that_is_not_installed_is_refused_before_any_work(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    missing = [str(kind.value) for kind in LoggerType if kind not in (*get_available_trackers(), LoggerType.ALL)]
+    missing = [
+        str(kind.value)
+        for kind in LoggerType
+        if kind not in (*get_available_trackers(), LoggerType.ALL)
+    ]
     if not missing:
         pytest.skip("every tracker is installed")
     assert main(["run", "--order", "shapes:5x4", "--tracker", missing[0]]) == 2

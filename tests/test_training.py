@@ -61,8 +61,12 @@ def test_linear_rates_rise_from_zero_to_the_peak_and_fall_to_zero():
 
 
 def test_stepped_rates_fall_at_their_milestones_and_constant_ones_never():
-    recipe = Recipe(epochs=6, batch_size=1, learning_rate=2.0, schedule="steps", milestones=(2, 5), factor=0.1)
-    assert_close([learning_rate(recipe, 0.9, epoch) for epoch in range(6)], [2.0, 2.0, 0.2, 0.2, 0.2, 0.02])
+    recipe = Recipe(
+        epochs=6, batch_size=1, learning_rate=2.0, schedule="steps", milestones=(2, 5), factor=0.1
+    )
+    assert_close(
+        [learning_rate(recipe, 0.9, epoch) for epoch in range(6)], [2.0, 2.0, 0.2, 0.2, 0.2, 0.02]
+    )
     assert learning_rate(replace(recipe, schedule="constant"), 0.9, 5) == 2.0
 
 
@@ -82,7 +86,9 @@ class Rates(Finetune):
 def test_a_fit_follows_the_recipe_s_schedule_step_by_step():
     tasks = make_points([2], epochs=3, learning_rate=0.5, schedule="linear", warmup=1 / 3)
     stage, trainer = begin_points(tasks, method := Rates())
-    assert trainer.fit(stage, method, ignore) == 9  # 18 points in batches of 8, 8 and 2, three times
+    assert (
+        trainer.fit(stage, method, ignore) == 9
+    )  # 18 points in batches of 8, 8 and 2, three times
     assert_close(method.rates, [0.0, 0.5 / 3, 1 / 3, 0.5, 2.5 / 6, 2 / 6, 1.5 / 6, 1 / 6, 0.5 / 6])
     assert_identical(method.weights[0], method.weights[1])  # a rate of 0 moves nothing
     assert moved(method.weights[1], method.weights[2])
@@ -91,13 +97,23 @@ def test_a_fit_follows_the_recipe_s_schedule_step_by_step():
 def test_adamw_decays_matrices_only_and_sgd_everything():
     network = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Conv2d(1, 1, 3))
     network[0].weight.requires_grad_(False)
-    recipe = Recipe(epochs=1, batch_size=1, learning_rate=0.1, weight_decay=0.3, betas=(0.8, 0.9), eps=1e-5)
+    recipe = Recipe(
+        epochs=1, batch_size=1, learning_rate=0.1, weight_decay=0.3, betas=(0.8, 0.9), eps=1e-5
+    )
     adamw = build_optimizer(recipe, network)
-    decayed = {id(p) for group in adamw.param_groups if group["weight_decay"] for p in group["params"]}
-    spared = {id(p) for group in adamw.param_groups if not group["weight_decay"] for p in group["params"]}
+    decayed = {
+        id(p) for group in adamw.param_groups if group["weight_decay"] for p in group["params"]
+    }
+    spared = {
+        id(p) for group in adamw.param_groups if not group["weight_decay"] for p in group["params"]
+    }
     assert decayed == {id(network[2].weight)}
-    assert spared == {id(p) for p in (network[0].bias, network[1].weight, network[1].bias, network[2].bias)}
-    assert all(group["betas"] == (0.8, 0.9) and group["eps"] == 1e-5 for group in adamw.param_groups)
+    assert spared == {
+        id(p) for p in (network[0].bias, network[1].weight, network[1].bias, network[2].bias)
+    }
+    assert all(
+        group["betas"] == (0.8, 0.9) and group["eps"] == 1e-5 for group in adamw.param_groups
+    )
     (group,) = build_optimizer(replace(recipe, optimizer="sgd", momentum=0.7), network).param_groups
     assert {id(p) for p in group["params"]} == decayed | spared
     assert (group["weight_decay"], group["momentum"]) == (0.3, 0.7)
@@ -105,7 +121,9 @@ def test_adamw_decays_matrices_only_and_sgd_everything():
         build_optimizer(recipe, network.requires_grad_(False))
 
 
-def test_every_task_has_a_new_optimizer_that_knows_the_active_head_only(world, tmp_path, monkeypatch):
+def test_every_task_has_a_new_optimizer_that_knows_the_active_head_only(
+    world, tmp_path, monkeypatch
+):
     made = []
 
     def build(recipe, learner):
@@ -119,8 +137,12 @@ def test_every_task_has_a_new_optimizer_that_knows_the_active_head_only(world, t
     for (optimizer, names), head in zip(made, ["heads.snli-ve.", "heads.nlvr2."], strict=True):
         touched = {names[id(p)] for p in optimizer.state}
         assert {name for name in names.values() if name.startswith("encoder.")} <= touched
-        assert {name.rsplit("layers", 1)[0] for name in touched if name.startswith("heads.")} == {head}
-        assert {float(state["step"]) for state in optimizer.state.values()} == {3.0}  # this task's steps, no others
+        assert {name.rsplit("layers", 1)[0] for name in touched if name.startswith("heads.")} == {
+            head
+        }
+        assert {float(state["step"]) for state in optimizer.state.values()} == {
+            3.0
+        }  # this task's steps, no others
 
 
 # Batches
@@ -143,7 +165,9 @@ def divide_among(order, batch_size, world, accumulate):
 @pytest.mark.parametrize("accumulate", [1, 2, 4])
 @pytest.mark.parametrize("world", [1, 2, 3])
 @pytest.mark.parametrize(("count", "batch_size"), [(17, 8), (16, 8), (5, 8), (1, 4), (23, 5)])
-def test_global_batches_are_the_same_for_any_number_of_processes_and_parts(count, batch_size, world, accumulate):
+def test_global_batches_are_the_same_for_any_number_of_processes_and_parts(
+    count, batch_size, world, accumulate
+):
     order = torch.randperm(count).tolist()
     shares = divide_among(order, batch_size, world, accumulate)
     whole = [order[start : start + batch_size] for start in range(0, count, batch_size)]
@@ -154,7 +178,10 @@ def test_global_batches_are_the_same_for_any_number_of_processes_and_parts(count
         assert all(len(steps[number]) <= accumulate for steps in shares)
         # what processes average and a process adds up is the mean over the global batch
         counted = {
-            i: micro.weight / len(micro.indices) / world for micro in parts if micro.weight for i in micro.indices
+            i: micro.weight / len(micro.indices) / world
+            for micro in parts
+            if micro.weight
+            for i in micro.indices
         }
         assert_close(counted, {i: 1 / len(batch) for i in batch})
 
@@ -173,19 +200,28 @@ def test_an_epoch_learns_from_every_example_once_in_an_order_of_its_own():
     stage, trainer = begin_points(make_points([3], epochs=2), method := Places())
     trainer.fit(stage, method, ignore)
     assert [len(batch) for batch in method.places] == [8, 8, 8, 3] * 2
-    first, second = ([place for batch in half for place in batch] for half in (method.places[:4], method.places[4:]))
+    first, second = (
+        [place for batch in half for place in batch]
+        for half in (method.places[:4], method.places[4:])
+    )
     assert sorted(first) == sorted(second) == list(range(27))
     assert first != second
     assert first != sorted(first)
 
 
 def test_importance_reads_the_training_split_shuffled_and_whole():
-    stage, _ = begin_points(make_points([3], each=16), Finetune())  # sorted by class, two batches a class
-    once, again = ([batch["places"].tolist() for batch in stage.loader(stage.task, "train")] for _ in range(2))
+    stage, _ = begin_points(
+        make_points([3], each=16), Finetune()
+    )  # sorted by class, two batches a class
+    once, again = (
+        [batch["places"].tolist() for batch in stage.loader(stage.task, "train")] for _ in range(2)
+    )
     assert once == again
     assert sorted(place for batch in once for place in batch) == list(range(48))
     assert all(len({place // 16 for place in batch}) > 1 for batch in once)
-    in_order = [place for batch in stage.loader(stage.task, "eval") for place in batch["places"].tolist()]
+    in_order = [
+        place for batch in stage.loader(stage.task, "eval") for place in batch["places"].tolist()
+    ]
     assert in_order == list(range(48))
 
 
@@ -205,7 +241,10 @@ def test_a_batch_in_parts_gives_the_weights_of_the_whole_batch(world, tmp_path, 
     smooth = {f"tasks__{name}__recipe__optimizer": "sgd" for name in ("vqa", "nlvr2")}
     smooth |= {f"tasks__{name}__recipe__learning_rate": 0.01 for name in ("vqa", "nlvr2")}
     whole = learn(configure("vqa,nlvr2", "finetune", world, **smooth), tmp_path / "whole")
-    parts = learn(configure("vqa,nlvr2", "finetune", world, training__accumulate=accumulate, **smooth), tmp_path / "p")
+    parts = learn(
+        configure("vqa,nlvr2", "finetune", world, training__accumulate=accumulate, **smooth),
+        tmp_path / "p",
+    )
     assert_near(parts.state, whole.state, 1e-5)
     assert parts.rows == whole.rows
     assert moved(whole.states[0], whole.state)
@@ -242,14 +281,23 @@ def test_clipping_bounds_the_step_penalty_included(push):
 def test_half_precision_is_near_full_precision_and_leaves_the_learner_as_it_was(world, tmp_path):
     full = learn(configure("nlvr2,vcr", "ewc", world, method__strength=1.0), tmp_path / "full")
     half = learn(
-        configure("nlvr2,vcr", "ewc", world, method__strength=1.0, training__mixed_precision="bf16"), tmp_path / "half"
+        configure(
+            "nlvr2,vcr", "ewc", world, method__strength=1.0, training__mixed_precision="bf16"
+        ),
+        tmp_path / "half",
     )
     assert all(tensor.dtype == torch.float32 for tensor in half.state.values())
     assert moved(full.state, half.state)  # it did run in another precision
     for name, truth in full.state.items():
-        assert float((half.state[name] - truth).abs().max()) < 0.02, name  # 6 steps of AdamW at up to 2e-3
+        assert float((half.state[name] - truth).abs().max()) < 0.02, (
+            name
+        )  # 6 steps of AdamW at up to 2e-3
     batch = next(
-        iter(Trainer(TrainingConfig(), None, 1)._make_loader(half.learner, half.result.plan.tasks[0], "eval", 4))
+        iter(
+            Trainer(TrainingConfig(), None, 1)._make_loader(
+                half.learner, half.result.plan.tasks[0], "eval", 4
+            )
+        )
     )
     assert half.learner(batch, half.result.plan.tasks[0].head).dtype == torch.float32
     assert "autocast" not in repr(half.learner.forward)
@@ -342,7 +390,11 @@ NAMES = {"convnet.l1": "encoder.l1", "convnet.l2": "encoder.l2", "fc": "heads.cl
 
 def read_part(tensors, prefix):
     """A part of the fixture under the learner's names."""
-    part = {key[len(prefix) + 1 :]: value for key, value in tensors.items() if key.startswith(prefix + "/")}
+    part = {
+        key[len(prefix) + 1 :]: value
+        for key, value in tensors.items()
+        if key.startswith(prefix + "/")
+    }
     for theirs, ours in NAMES.items():
         part = {key.replace(f"{theirs}.", f"{ours}."): value for key, value in part.items()}
     return part
@@ -372,7 +424,9 @@ def test_the_release_s_incremental_run_is_reproduced_by_task_method_and_trainer(
     )
     parts = [(task["known"], task["total"]) for task in about["tasks"]] + [(7, 9)]
     x, y = tensors["input/x"], tensors["input/y"]
-    tasks = [Points(x, y, *part, recipe if part[0] else replace(recipe, epochs=0)) for part in parts]
+    tasks = [
+        Points(x, y, *part, recipe if part[0] else replace(recipe, epochs=0)) for part in parts
+    ]
     estimator = {"unit": "batch", "mode": "train", "cap": about["omegamax"]}
     method = parse(EwcDr, {"strength": about["lamda"], "merge": "share", "estimator": estimator})
     fresh, measure = [], method.measure
@@ -381,18 +435,41 @@ def test_the_release_s_incremental_run_is_reproduced_by_task_method_and_trainer(
     for number, (known, _) in enumerate(parts[:3]):
         stage = go_on(stage, method, trainer) if number else stage
         set_weights(stage.learner, read_part(tensors, f"task{number}/theta_start"), known)
-        assert_near(copy_state(stage.learner), read_part(tensors, f"task{number}/theta_start"), 1e-4, floor=0)
-        assert trainer.fit(stage, method, ignore) == (3 if number else 0)  # 18 points in batches of 8
-        assert_near(copy_state(stage.learner), read_part(tensors, f"task{number}/theta_end"), 1e-4, floor=0)
+        assert_near(
+            copy_state(stage.learner),
+            read_part(tensors, f"task{number}/theta_start"),
+            1e-4,
+            floor=0,
+        )
+        assert trainer.fit(stage, method, ignore) == (
+            3 if number else 0
+        )  # 18 points in batches of 8
+        assert_near(
+            copy_state(stage.learner), read_part(tensors, f"task{number}/theta_end"), 1e-4, floor=0
+        )
         method.end_task(stage)
-        assert_near(fresh[-1].values, read_part(tensors, f"task{number}/omega_fresh"), 1e-4, floor=0)
-        assert_near(method.manager.importance, read_part(tensors, f"task{number}/omega_merged"), 1e-4, floor=0)
-        assert_near(method.manager.anchor, read_part(tensors, f"task{number}/theta_end"), 1e-4, floor=0)
+        assert_near(
+            fresh[-1].values, read_part(tensors, f"task{number}/omega_fresh"), 1e-4, floor=0
+        )
+        assert_near(
+            method.manager.importance,
+            read_part(tensors, f"task{number}/omega_merged"),
+            1e-4,
+            floor=0,
+        )
+        assert_near(
+            method.manager.anchor, read_part(tensors, f"task{number}/theta_end"), 1e-4, floor=0
+        )
     stage = go_on(stage, method, trainer)
     set_weights(stage.learner, read_part(tensors, "final_perturbed_theta"))
-    assert float(method.manager.penalty()) == pytest.approx(10000 * about["final_penalty_unscaled"], rel=1e-4)
+    assert float(method.manager.penalty()) == pytest.approx(
+        10000 * about["final_penalty_unscaled"], rel=1e-4
+    )
     method.manager.add_gradient_()
-    pulls = {name: parameter.grad / about["lamda"] for name, parameter in stage.learner.named_parameters()}
+    pulls = {
+        name: parameter.grad / about["lamda"]
+        for name, parameter in stage.learner.named_parameters()
+    }
     assert_near(pulls, read_part(tensors, "final_penalty_grad"), 1e-4, floor=0)
     assert not pulls["heads.classes.layers.0.weight"][7:].any()
 

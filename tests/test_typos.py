@@ -66,7 +66,13 @@ print(json.dumps(told))
 def start(*words: str, cwd: Path, text: str | None = None) -> subprocess.CompletedProcess:
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
     return subprocess.run(
-        [sys.executable, *words], cwd=cwd, env=environment, input=text, capture_output=True, text=True, check=False
+        [sys.executable, *words],
+        cwd=cwd,
+        env=environment,
+        input=text,
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 

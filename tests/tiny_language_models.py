@@ -12,9 +12,24 @@ from torch import Tensor, nn
 VOCABULARY = 40
 IMAGE = 39
 PAD = 0
-LLAMA = {"vocab_size": VOCABULARY, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-LLAMA |= {"num_key_value_heads": 1, "intermediate_size": 24, "max_position_embeddings": 64, "pad_token_id": PAD}
-CLIP = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+LLAMA = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+}
+LLAMA |= {
+    "num_key_value_heads": 1,
+    "intermediate_size": 24,
+    "max_position_embeddings": 64,
+    "pad_token_id": PAD,
+}
+CLIP = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+}
 CLIP |= {"image_size": 16, "patch_size": 8}
 
 Batch = dict[str, Tensor]
@@ -48,17 +63,27 @@ def with_images(images: int = 1, tokens: int = 4, side: str = "left") -> Batch:
 
 
 def llama() -> tuple[nn.Module, Batch]:
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA)), make_rows(LENGTHS, "left")
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA)), make_rows(
+        LENGTHS, "left"
+    )
 
 
 def gpt2() -> tuple[nn.Module, Batch]:
-    config = transformers.GPT2Config(vocab_size=VOCABULARY, n_embd=16, n_layer=2, n_head=2, n_positions=64)
+    config = transformers.GPT2Config(
+        vocab_size=VOCABULARY, n_embd=16, n_layer=2, n_head=2, n_positions=64
+    )
     return transformers.GPT2LMHeadModel(config), make_rows(LENGTHS, "right")
 
 
 def t5() -> tuple[nn.Module, Batch]:
     config = transformers.T5Config(
-        vocab_size=VOCABULARY, d_model=16, d_kv=8, d_ff=24, num_layers=2, num_heads=2, decoder_start_token_id=PAD
+        vocab_size=VOCABULARY,
+        d_model=16,
+        d_kv=8,
+        d_ff=24,
+        num_layers=2,
+        num_heads=2,
+        decoder_start_token_id=PAD,
     )
     batch = make_rows(LENGTHS, "right")
     labels = torch.full((len(LENGTHS), 4), -100)
@@ -91,10 +116,21 @@ def smolvlm() -> tuple[nn.Module, Batch]:
 
 
 def qwen() -> tuple[nn.Module, Batch]:
-    vision = {"depth": 2, "hidden_size": 16, "num_heads": 2, "intermediate_size": 24, "out_hidden_size": 16}
+    vision = {
+        "depth": 2,
+        "hidden_size": 16,
+        "num_heads": 2,
+        "intermediate_size": 24,
+        "out_hidden_size": 16,
+    }
     vision |= {"patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2, "window_size": 8}
-    text = {**LLAMA, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}}
-    config = transformers.Qwen2_5_VLConfig(vision_config=vision, text_config=text, image_token_id=IMAGE)
+    text = {
+        **LLAMA,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]},
+    }
+    config = transformers.Qwen2_5_VLConfig(
+        vision_config=vision, text_config=text, image_token_id=IMAGE
+    )
     batch = make_rows(LENGTHS, "left", images=1)
     batch["pixel_values"] = torch.randn(len(LENGTHS) * 16, 3 * 2 * 4 * 4)
     batch["image_grid_thw"] = torch.tensor([[1, 4, 4]] * len(LENGTHS))
@@ -117,7 +153,12 @@ def paligemma() -> tuple[nn.Module, Batch]:
 
 def internvl() -> tuple[nn.Module, Batch]:
     config = transformers.InternVLConfig(
-        vision_config={**CLIP, "model_type": "internvl_vision", "image_size": [16, 16], "patch_size": [8, 8]},
+        vision_config={
+            **CLIP,
+            "model_type": "internvl_vision",
+            "image_size": [16, 16],
+            "patch_size": [8, 8],
+        },
         text_config={**LLAMA, "model_type": "qwen2", "tie_word_embeddings": True},
         image_token_id=IMAGE,
         downsample_ratio=0.5,

@@ -16,9 +16,7 @@ from transformers.models.vilt.image_processing_pil_vilt import ViltImageProcesso
 
 from mcit.models.vilt_inputs import ViltInputs
 
-_WORDS = (
-    "[PAD] [UNK] [CLS] [SEP] what is one dog Why Alex Robin and the gray near they play sleeps it rains no reason ?"
-)
+_WORDS = "[PAD] [UNK] [CLS] [SEP] what is one dog Why Alex Robin and the gray near they play sleeps it rains no reason ?"
 
 
 def write_json(path: Path, data: Any) -> Path:
@@ -33,7 +31,9 @@ def write_lines(path: Path, records: Iterable[Any]) -> Path:
     return path
 
 
-def write_image(path: Path, colour: tuple[int, int, int] = (10, 20, 30), size: tuple[int, int] = (40, 32)) -> Path:
+def write_image(
+    path: Path, colour: tuple[int, int, int] = (10, 20, 30), size: tuple[int, int] = (40, 32)
+) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("RGB", size, colour).save(path)
     return path
@@ -43,13 +43,25 @@ def make_png(width: int, height: int, depth: int, color: int, data: bytes) -> by
     """The bytes of a PNG file whose header and content need not agree."""
 
     def chunk(kind: bytes, content: bytes) -> bytes:
-        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+        return (
+            struct.pack(">I", len(content))
+            + kind
+            + content
+            + struct.pack(">I", zlib.crc32(kind + content))
+        )
 
     header = struct.pack(">IIBBBBB", width, height, depth, color, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(data)) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(data))
+        + chunk(b"IEND", b"")
+    )
 
 
-def annotation(question: int, image: int, answers: list[str], majority: str | None = None) -> dict[str, Any]:
+def annotation(
+    question: int, image: int, answers: list[str], majority: str | None = None
+) -> dict[str, Any]:
     """A VQAv2 annotation of ten answers."""
     return {
         "question_id": question,
@@ -57,23 +69,42 @@ def annotation(question: int, image: int, answers: list[str], majority: str | No
         "question_type": "what",
         "answer_type": "other",
         "multiple_choice_answer": answers[0] if majority is None else majority,
-        "answers": [{"answer": a, "answer_confidence": "yes", "answer_id": i + 1} for i, a in enumerate(answers)],
+        "answers": [
+            {"answer": a, "answer_confidence": "yes", "answer_id": i + 1}
+            for i, a in enumerate(answers)
+        ],
     }
 
 
 def write_vqa(root: Path, split: str, annotations: list[dict[str, Any]]) -> None:
     questions = [
-        {"question_id": a["question_id"], "image_id": a["image_id"], "question": f"what is {a['question_id']}?"}
+        {
+            "question_id": a["question_id"],
+            "image_id": a["image_id"],
+            "question": f"what is {a['question_id']}?",
+        }
         for a in annotations
     ]
     folder = root / "vqav2"
-    write_json(folder / f"v2_OpenEnded_mscoco_{split}_questions.json", {"info": {"n": 1}, "questions": questions})
-    write_json(folder / f"v2_mscoco_{split}_annotations.json", {"info": {}, "annotations": annotations, "license": {}})
+    write_json(
+        folder / f"v2_OpenEnded_mscoco_{split}_questions.json",
+        {"info": {"n": 1}, "questions": questions},
+    )
+    write_json(
+        folder / f"v2_mscoco_{split}_annotations.json",
+        {"info": {}, "annotations": annotations, "license": {}},
+    )
 
 
 def pair(identifier: str, label: Any, sentence: str = "one dog") -> dict[str, Any]:
     """An NLVR2 record."""
-    return {"identifier": identifier, "sentence": sentence, "label": label, "left_url": "", "right_url": ""}
+    return {
+        "identifier": identifier,
+        "sentence": sentence,
+        "label": label,
+        "left_url": "",
+        "right_url": "",
+    }
 
 
 def vcr_record(number: int, split: str = "train", **changes: Any) -> dict[str, Any]:
@@ -92,12 +123,17 @@ def vcr_record(number: int, split: str = "train", **changes: Any) -> dict[str, A
     }
 
 
-def write_vcr_image(root: Path, number: int, boxes: list[list[float]], size: tuple[int, int] = (100, 80)) -> None:
+def write_vcr_image(
+    root: Path, number: int, boxes: list[list[float]], size: tuple[int, int] = (100, 80)
+) -> None:
     folder = root / "vcr" / "vcr1images" / "movie"
     write_image(folder / f"{number}.jpg", (0, 0, 0), size)
     names = ["person", "person", "dog"]
     width, height = size
-    write_json(folder / f"{number}.json", {"boxes": boxes, "names": names, "width": width, "height": height})
+    write_json(
+        folder / f"{number}.json",
+        {"boxes": boxes, "names": names, "width": width, "height": height},
+    )
 
 
 def small_processor(limit: int = 12) -> ViltInputs:
@@ -106,6 +142,12 @@ def small_processor(limit: int = 12) -> ViltInputs:
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]"
+        tokenizer_object=backend,
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
     )
-    return ViltInputs(tokenizer, ViltImageProcessorPil(size={"shortest_edge": 32}, size_divisor=16), limit)
+    return ViltInputs(
+        tokenizer, ViltImageProcessorPil(size={"shortest_edge": 32}, size_divisor=16), limit
+    )

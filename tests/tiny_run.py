@@ -66,11 +66,17 @@ def write_world(folder: Path) -> dict[str, str]:
     os.environ["MCIT_CACHE"] = str(folder / "cache")
     root, vilt = folder / "data", folder / "vilt"
     write_benchmark(root, Sizes(train=TRAIN, evaluation=EVALUATION), seed=3)
-    words = sorted({word for text in read_texts(root) for word in re.findall(r"\w+|[^\w\s]", text.lower())})
+    words = sorted(
+        {word for text in read_texts(root) for word in re.findall(r"\w+|[^\w\s]", text.lower())}
+    )
     vocabulary = {word: index for index, word in enumerate(dict.fromkeys([*SPECIAL, *words]))}
-    make_model(vocab_size=len(vocabulary), max_position_embeddings=40, initializer_range=0.1).save_pretrained(vilt)
+    make_model(
+        vocab_size=len(vocabulary), max_position_embeddings=40, initializer_range=0.1
+    ).save_pretrained(vilt)
     BertTokenizer(vocab=vocabulary).save_pretrained(vilt)
-    ViltImageProcessorPil(size={"shortest_edge": 2 * PATCH}, size_divisor=PATCH).save_pretrained(vilt)
+    ViltImageProcessorPil(size={"shortest_edge": 2 * PATCH}, size_divisor=PATCH).save_pretrained(
+        vilt
+    )
     return {"data_root": str(root), "model.name": str(vilt)}
 
 
@@ -78,7 +84,11 @@ def configure(
     order: str, method: str = "finetune", world: Mapping[str, str] | None = None, **options: Any
 ) -> RunConfig:
     """The configuration of a tiny run; `options` are dotted keys with a double underscore for the dot."""
-    data: dict[str, Any] = {"order": order, "method": {"name": method}, "training": {"log_every": 2}}
+    data: dict[str, Any] = {
+        "order": order,
+        "method": {"name": method},
+        "training": {"log_every": 2},
+    }
     if world is None:
         recipe = {"epochs": 1, "batch_size": 16, "learning_rate": 0.05, "weight_decay": 5e-4}
         data["tasks"] = {"shapes": {"classes": 6, "recipe": recipe}}
@@ -87,15 +97,21 @@ def configure(
         data["tasks"] = {name: {"recipe": dict(RECIPE)} for name in VISION_LANGUAGE}
         data["tasks"]["vqa"]["minimum"] = 1
     changes = {**(world or {}), **{key.replace("__", "."): value for key, value in options.items()}}
-    return parse(RunConfig, override(data, [f"{key}={json.dumps(value)}" for key, value in changes.items()]))
+    return parse(
+        RunConfig, override(data, [f"{key}={json.dumps(value)}" for key, value in changes.items()])
+    )
 
 
 def resolve(config: RunConfig) -> sequence.Plan:
     """The plan of a configuration, with a few images of each class where it is about shapes."""
-    AcceleratorState._reset_state(reset_partial_state=False)  # another precision may have been used in this process
+    AcceleratorState._reset_state(
+        reset_partial_state=False
+    )  # another precision may have been used in this process
     plan = sequence.resolve(config)
     if "shapes" in {getattr(task, "dataset", None) for task in plan.tasks}:
-        plan.tasks[0].part.pool.update({split: _draw_few(split, count) for split, count in SHAPES.items()})
+        plan.tasks[0].part.pool.update(
+            {split: _draw_few(split, count) for split, count in SHAPES.items()}
+        )
     return plan
 
 
@@ -106,7 +122,9 @@ def _draw_few(split: str, count: int) -> StoredImages:
     return StoredImages(pixels[rows], labels[rows])
 
 
-def learn(config: RunConfig, output: Path, say: Any = lambda line: None, method: Method | None = None) -> Run:
+def learn(
+    config: RunConfig, output: Path, say: Any = lambda line: None, method: Method | None = None
+) -> Run:
     """Run the sequence as the command line does, and keep the weights after every task."""
     plan = resolve(config)
     if method is not None:
@@ -162,7 +180,9 @@ class Points(Task):
         return {"x": x, "labels": y, "places": places}
 
     def loss(self, logits: Tensor, batch: Any) -> Tensor:
-        return functional.cross_entropy(logits[:, self.known : self.total], batch["labels"] - self.known)
+        return functional.cross_entropy(
+            logits[:, self.known : self.total], batch["labels"] - self.known
+        )
 
     def target(self, batch: Any) -> Tensor:
         return batch["labels"]
@@ -202,14 +222,25 @@ def make_points(sizes: Sequence[int], each: int = 9, seed: int = 0, **recipe: An
     """Tasks of so many classes each, `each` points a class, sorted by class."""
     generator = torch.Generator().manual_seed(seed)
     y = torch.arange(sum(sizes)).repeat_interleave(each)
-    x = torch.randn(len(y), 6, generator=generator) + torch.randn(sum(sizes), 6, generator=generator)[y]
-    settings = {"epochs": 1, "batch_size": 8, "learning_rate": 0.1, "optimizer": "sgd", "schedule": "constant"}
+    x = (
+        torch.randn(len(y), 6, generator=generator)
+        + torch.randn(sum(sizes), 6, generator=generator)[y]
+    )
+    settings = {
+        "epochs": 1,
+        "batch_size": 8,
+        "learning_rate": 0.1,
+        "optimizer": "sgd",
+        "schedule": "constant",
+    }
     ends = list(itertools.accumulate(sizes))
     made = Recipe(**{**settings, **recipe})
     return [Points(x, y, end - size, end, made) for size, end in zip(sizes, ends, strict=True)]
 
 
-def begin_points(tasks: Sequence[Task], method: Method, trainer: type[Trainer] = Trainer, **training: Any):
+def begin_points(
+    tasks: Sequence[Task], method: Method, trainer: type[Trainer] = Trainer, **training: Any
+):
     """The first stage over points, begun, and the trainer that will fit it."""
     AcceleratorState._reset_state(reset_partial_state=False)
     config = TrainingConfig(**{"log_every": 1, **training})
@@ -233,7 +264,9 @@ def copy_state(module: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
 
 
-def assert_identical(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], names: Iterable[str] = ()) -> None:
+def assert_identical(
+    found: Mapping[str, Tensor], expected: Mapping[str, Tensor], names: Iterable[str] = ()
+) -> None:
     """Bit for bit, all or the named ones."""
     assert found.keys() == expected.keys()
     for name in names or expected:
@@ -241,13 +274,18 @@ def assert_identical(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]
 
 
 def assert_near(
-    found: Mapping[str, Tensor], expected: Mapping[str, Tensor], tolerance: float, floor: float = 1e-3
+    found: Mapping[str, Tensor],
+    expected: Mapping[str, Tensor],
+    tolerance: float,
+    floor: float = 1e-3,
 ) -> None:
     """Relative to the largest value of each tensor, or to `floor` where all are smaller."""
     assert found.keys() == expected.keys()
     for name, truth in expected.items():
         error = float((found[name].double() - truth.double()).abs().max())
-        assert error <= tolerance * max(float(truth.abs().max()), floor), f"{name} is off by {error:.3g}"
+        assert error <= tolerance * max(float(truth.abs().max()), floor), (
+            f"{name} is off by {error:.3g}"
+        )
 
 
 def moved(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> set[str]:

@@ -41,8 +41,12 @@ def make_model(cls: type = ViltModel, seed: int = 0, **changes):
 def write_folder(folder, model=None):
     """A checkpoint folder in the format of the hub."""
     (make_model() if model is None else model).save_pretrained(folder)
-    BertTokenizer(vocab={word: index for index, word in enumerate(VOCABULARY)}).save_pretrained(folder)
-    ViltImageProcessorPil(size={"shortest_edge": 4 * PATCH}, size_divisor=PATCH).save_pretrained(folder)
+    BertTokenizer(vocab={word: index for index, word in enumerate(VOCABULARY)}).save_pretrained(
+        folder
+    )
+    ViltImageProcessorPil(size={"shortest_edge": 4 * PATCH}, size_divisor=PATCH).save_pretrained(
+        folder
+    )
     return str(folder)
 
 
@@ -55,7 +59,10 @@ def make_texts(rows: int, generator: torch.Generator):
 
 def make_images(sizes, generator: torch.Generator):
     high, wide = (PATCH * max(size[side] for size in sizes) for side in (0, 1))
-    values, mask = torch.zeros(len(sizes), 3, high, wide), torch.zeros(len(sizes), high, wide, dtype=torch.long)
+    values, mask = (
+        torch.zeros(len(sizes), 3, high, wide),
+        torch.zeros(len(sizes), high, wide, dtype=torch.long),
+    )
     for index, (rows, columns) in enumerate(sizes):
         values[index, :, : rows * PATCH, : columns * PATCH] = torch.randn(
             3, rows * PATCH, columns * PATCH, generator=generator

@@ -33,7 +33,11 @@ GOALS = {
 def measure(quick: bool = False) -> dict[str, Any]:
     """All figures; `quick` takes smaller models, whose ratios are less telling."""
     torch.manual_seed(0)
-    result = {"threads": torch.get_num_threads(), "quick": quick, **measure_penalty(1 if quick else 6)}
+    result = {
+        "threads": torch.get_num_threads(),
+        "quick": quick,
+        **measure_penalty(1 if quick else 6),
+    }
     over_pass, one_at_a_time = {}, {}
     for name, (network, inputs) in _importance_cases(quick).items():
         over_pass[name], one_at_a_time[name] = measure_importance_pass(network, inputs)
@@ -55,7 +59,9 @@ def measure_penalty(layers: int) -> dict[str, float]:
     for parameter in parameters.values():
         parameter.grad = torch.randn_like(parameter)
     autograd, ours, floor = _race(
-        lambda: _autograd_penalty(parameters, manager), manager.add_gradient_, lambda: _touch(parameters, manager)
+        lambda: _autograd_penalty(parameters, manager),
+        manager.add_gradient_,
+        lambda: _touch(parameters, manager),
     )
     weights = sum(p.numel() for p in parameters.values())
     return {
@@ -74,13 +80,17 @@ def measure_importance_pass(network: nn.Module, inputs: Tensor) -> tuple[float, 
     target = torch.arange(len(inputs)) % 10
     gradients = PerExampleGradients(network, dict(network.named_parameters()))
     place = torch.arange(len(inputs))
-    gradients.add(lambda: score_examples(Estimator(), network(inputs), target, place))  # the audit is not timed
+    gradients.add(
+        lambda: score_examples(Estimator(), network(inputs), target, place)
+    )  # the audit is not timed
 
     def add() -> None:
         gradients.add(lambda: score_examples(Estimator(), network(inputs), target, place))
 
     plain, ours, singly = _race(
-        lambda: _pass(network, inputs, target), add, lambda: _square_one_at_a_time(network, inputs, target)
+        lambda: _pass(network, inputs, target),
+        add,
+        lambda: _square_one_at_a_time(network, inputs, target),
     )
     return ours / plain, singly / ours
 
@@ -88,13 +98,19 @@ def measure_importance_pass(network: nn.Module, inputs: Tensor) -> tuple[float, 
 def print_result(result: dict[str, Any]) -> None:
     """The table, each figure with its goal and whether it was met."""
     console = Console(highlight=False)
-    table = Table(title=f"mcit bench consolidation, {result['threads']} threads", title_justify="left")
+    table = Table(
+        title=f"mcit bench consolidation, {result['threads']} threads", title_justify="left"
+    )
     for name in ("measured", "ratio", "goal", "met"):
         table.add_column(name, justify="left" if name == "measured" else "right")
     millions = result["penalty_parameters"] / 1e6
     ours = f"{1e3 * result['penalty_seconds']:.0f} ms"
     rows = [
-        (f"penalty step, ViLT of {millions:.0f}M: autograd loop / ours ({ours})", "penalty_speedup", None),
+        (
+            f"penalty step, ViLT of {millions:.0f}M: autograd loop / ours ({ours})",
+            "penalty_speedup",
+            None,
+        ),
         ("penalty step: ours / bare memory traffic", "penalty_over_floor", None),
     ]
     rows += [
@@ -108,11 +124,17 @@ def print_result(result: dict[str, Any]) -> None:
     for label, key, name in rows:
         value = result[key] if name is None else result[key][name]
         direction, goal = GOALS.get(key, ("", None))
-        met = "" if goal is None else ("yes" if (value >= goal if direction == "at least" else value <= goal) else "NO")
+        met = (
+            ""
+            if goal is None
+            else ("yes" if (value >= goal if direction == "at least" else value <= goal) else "NO")
+        )
         table.add_row(label, f"{value:.2f}", "" if goal is None else f"{direction} {goal:g}", met)
     grows = "grows with" if result["bytes_grow_with_tasks"] else "independent of"
     held = f"{result['bytes_per_weight']:.0f} B"
-    table.add_row("memory per protected weight (importance, anchor)", held, f"{grows} the number of tasks", "")
+    table.add_row(
+        "memory per protected weight (importance, anchor)", held, f"{grows} the number of tasks", ""
+    )
     console.print(table)
     missed = [row for row in rows if _is_missed(result, row[1], row[2])]
     if missed:
@@ -130,7 +152,9 @@ class BlockStack(nn.Module):
 
     def __init__(self, width: int, layers: int):
         super().__init__()
-        config = ViltConfig(hidden_size=width, num_attention_heads=width // 64, intermediate_size=4 * width)
+        config = ViltConfig(
+            hidden_size=width, num_attention_heads=width // 64, intermediate_size=4 * width
+        )
         self.layers = nn.ModuleList(ViltLayer(config) for _ in range(layers))
         self.classifier = nn.Linear(width, 10)
 
@@ -155,8 +179,13 @@ class ImageClassifier(nn.Module):
 
 def _importance_cases(quick: bool) -> dict[str, tuple[nn.Module, Tensor]]:
     width, layers, batch = (128, 2, 8) if quick else (768, 2, 16)
-    cases = {"vilt": (BlockStack(width, layers), torch.randn(batch, 185, width))}  # 40 words, [CLS] and 12x12 patches
-    cases["resnet18"] = (ImageClassifier(16 if quick else 64), torch.randn(batch if quick else 32, 3, 32, 32))
+    cases = {
+        "vilt": (BlockStack(width, layers), torch.randn(batch, 185, width))
+    }  # 40 words, [CLS] and 12x12 patches
+    cases["resnet18"] = (
+        ImageClassifier(16 if quick else 64),
+        torch.randn(batch if quick else 32, 3, 32, 32),
+    )
     return cases
 
 
@@ -199,7 +228,9 @@ def _square_one_at_a_time(network: nn.Module, inputs: Tensor, target: Tensor) ->
     squares = {name: torch.zeros_like(p) for name, p in network.named_parameters()}
     for number in range(len(inputs)):
         network.zero_grad(set_to_none=True)
-        F.cross_entropy(network(inputs[number : number + 1]), target[number : number + 1]).backward()
+        F.cross_entropy(
+            network(inputs[number : number + 1]), target[number : number + 1]
+        ).backward()
         for name, parameter in network.named_parameters():
             squares[name] += parameter.grad**2
 

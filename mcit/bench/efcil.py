@@ -22,7 +22,10 @@ from accelerate import Accelerator
 from rich.console import Console
 from rich.table import Table
 from torch import nn
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from mcit import models
 from mcit.bench.plain import PlainPipeline
@@ -67,7 +70,11 @@ def measure_width(width: int, size: Size) -> dict[str, Any]:
     torch.manual_seed(0)
     ours = OurPipeline(width, size)
     reference = PlainPipeline(
-        _copy_plainly(ours.stage.learner, width), ours.stage.task, ours.method.manager, size.batch, size.steps
+        _copy_plainly(ours.stage.learner, width),
+        ours.stage.task,
+        ours.method.manager,
+        size.batch,
+        size.steps,
     )
     with reference:
         train = _alternate(ours.train, reference.train, size)
@@ -91,12 +98,18 @@ class OurPipeline:
         tasks = make_tasks(size)
         self.trainer = Trainer(TrainingConfig(), Accelerator(), seed=1)
         self.trainer.begin_stage(0)
-        learner = models.build(ModelConfig(name="resnet18", width=width)).to(self.trainer.accelerator.device)
-        stage = Stage(learner, tasks, 0, 1, lambda task, split: self.trainer.loader(learner, task, split))
+        learner = models.build(ModelConfig(name="resnet18", width=width)).to(
+            self.trainer.accelerator.device
+        )
+        stage = Stage(
+            learner, tasks, 0, 1, lambda task, split: self.trainer.loader(learner, task, split)
+        )
         self.method: Method = parse(find_method("ewc_dr"), {"strength": 1e4})
         begin_task(stage, self.method)
         shared = {name: p for name, p in learner.named_parameters() if p.requires_grad}
-        self.method.manager.consolidate({name: 1e-4 * torch.rand_like(p) for name, p in shared.items()})
+        self.method.manager.consolidate(
+            {name: 1e-4 * torch.rand_like(p) for name, p in shared.items()}
+        )
         self.stage = replace(stage, index=1)
         begin_task(self.stage, self.method)
 
@@ -131,7 +144,9 @@ def make_tasks(size: Size) -> list[Task]:
     generator = torch.Generator().manual_seed(0)
     order = torch.tensor(tasks[0].part.order).view(2, CLASSES)
     for split, count in counts.items():
-        pixels = torch.randint(0, 256, (2 * count, 3, 32, 32), dtype=torch.uint8, generator=generator)
+        pixels = torch.randint(
+            0, 256, (2 * count, 3, 32, 32), dtype=torch.uint8, generator=generator
+        )
         labels = torch.cat([classes[torch.arange(count) % CLASSES] for classes in order])
         tasks[0].part.pool[split] = StoredImages(pixels, labels)
     return tasks
@@ -140,7 +155,9 @@ def make_tasks(size: Size) -> list[Task]:
 def _copy_plainly(learner: nn.Module, width: int) -> nn.Module:
     """The same weights in a network of the default layout."""
     plain = copy.deepcopy(learner)
-    plain.encoder = models.build(ModelConfig(name="resnet18", width=width, channels_last=False)).encoder
+    plain.encoder = models.build(
+        ModelConfig(name="resnet18", width=width, channels_last=False)
+    ).encoder
     plain.encoder.load_state_dict(learner.encoder.state_dict())
     return plain
 
@@ -191,7 +208,9 @@ def _watch(trainer: Trainer, stage: Stage, method: Method, laps: Counter) -> Ite
         (trainer.accelerator, "backward", "backward"),
     ]
     for owner, name, part in changed:
-        object.__setattr__(owner, name, timed(getattr(owner, name), part))  # some of them are frozen
+        object.__setattr__(
+            owner, name, timed(getattr(owner, name), part)
+        )  # some of them are frozen
 
     def begin(*_: Any) -> None:
         started.append(time.perf_counter())
@@ -200,8 +219,14 @@ def _watch(trainer: Trainer, stage: Stage, method: Method, laps: Counter) -> Ite
         return lambda *_: laps.update({part: time.perf_counter() - started.pop()})
 
     learner = stage.learner
-    handles = [learner.register_forward_pre_hook(begin), learner.register_forward_hook(end("forward"))]
-    handles += [register_optimizer_step_pre_hook(begin), register_optimizer_step_post_hook(end("optimizer"))]
+    handles = [
+        learner.register_forward_pre_hook(begin),
+        learner.register_forward_hook(end("forward")),
+    ]
+    handles += [
+        register_optimizer_step_pre_hook(begin),
+        register_optimizer_step_post_hook(end("optimizer")),
+    ]
     try:
         yield
     finally:
@@ -226,7 +251,9 @@ def print_result(result: dict[str, Any]) -> None:
             missed += [f"{label} at width {width}"] if met == "NO" else []
             cells = [f"{rates[side]:.1f}" for side in ("ours", "reference")]
             limit = "" if goal is None else f"at least {goal:g}"
-            table.add_row(f"{label}, ResNet-18 of width {width}", *cells, f"{speedup:.2f}", limit, met)
+            table.add_row(
+                f"{label}, ResNet-18 of width {width}", *cells, f"{speedup:.2f}", limit, met
+            )
     print_whole(table, console)
     print_whole(_tabulate_steps(result["milliseconds_per_step"]), console)
     if missed:

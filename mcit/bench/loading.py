@@ -50,7 +50,9 @@ def _measure(root: Path, count: int, rounds: int) -> dict[str, Any]:
     sizes = write_photographs(root, count)
     task = find_task("snli-ve")(root=root)
     embedded = ViltInputs.from_pretrained(str(VILT))
-    processor = ViltInputs(embedded.tokenizer, ViltImageProcessorPil(), embedded.limit)  # ViLT-B/32's image settings
+    processor = ViltInputs(
+        embedded.tokenizer, ViltImageProcessorPil(), embedded.limit
+    )  # ViLT-B/32's image settings
     source, expected = _read(task, processor, rounds)
     start = time.perf_counter()
     work = plan_work(root, list(collect_pictures(task, "train").values()), Resizing())
@@ -58,7 +60,9 @@ def _measure(root: Path, count: int, rounds: int) -> dict[str, Any]:
     seconds = time.perf_counter() - start
     cache, found = _read(task, processor, rounds)
     if not all(torch.equal(a, b) for a, b in zip(expected, found, strict=True)):
-        raise AssertionError("the cache gives other pixels than the files: this is a bug, please report it")
+        raise AssertionError(
+            "the cache gives other pixels than the files: this is a bug, please report it"
+        )
     return {
         "threads": torch.get_num_threads(),
         "images": count,
@@ -81,7 +85,9 @@ def write_photographs(root: Path, count: int) -> list[int]:
     records = []
     for number in range(count):
         Image.fromarray(make_photograph(rng)).save(folder / f"{number}.jpg", quality=90)
-        records.append({"Flickr30K_ID": str(number), "sentence2": "a bench", "gold_label": "neutral"})
+        records.append(
+            {"Flickr30K_ID": str(number), "sentence2": "a bench", "gold_label": "neutral"}
+        )
     for split in ("train", "dev"):
         lines = "".join(json.dumps(record) + "\n" for record in records)
         (root / "snli-ve" / f"snli_ve_{split}.jsonl").write_text(lines, encoding="utf-8")
@@ -98,7 +104,9 @@ def make_photograph(rng: np.random.Generator) -> np.ndarray:
         grey, tint = rng.normal(0, 1, (*size, 1)), rng.normal(0, 0.3, (*size, 3))
         for channel in range(3):
             layer = Image.fromarray((grey[..., 0] + tint[..., channel]).astype(np.float32))
-            picture[..., channel] += 110 / scale**0.35 * np.asarray(layer.resize(SIZE, Image.Resampling.BICUBIC))
+            picture[..., channel] += (
+                110 / scale**0.35 * np.asarray(layer.resize(SIZE, Image.Resampling.BICUBIC))
+            )
         scale *= 2
     return np.clip(picture, 0, 255).astype(np.uint8)
 
@@ -111,7 +119,9 @@ def print_result(result: dict[str, Any]) -> None:
     for name in ("read from", "kB an image", "images/s"):
         table.add_column(name, justify="left" if name == "read from" else "right")
     for name, label in (("source", "JPEG files"), ("cache", "the cache of mcit prepare")):
-        table.add_row(label, f"{result[f'{name}_kilobytes']:.0f}", f"{result['images_per_second'][name]:.0f}")
+        table.add_row(
+            label, f"{result[f'{name}_kilobytes']:.0f}", f"{result['images_per_second'][name]:.0f}"
+        )
     console.print(table)
     console.print(
         f"{result['loading_speedup']:.1f} times faster, the same bits; one process prepared "
@@ -128,7 +138,9 @@ def print_result(result: dict[str, Any]) -> None:
 
 def _read(task: Any, processor: ViltInputs, rounds: int) -> tuple[float, list[torch.Tensor]]:
     """The best time for all batches of a split, and their pixels."""
-    loader = DataLoader(task.examples("train"), BATCH, collate_fn=lambda rows: task.collate(rows, processor))
+    loader = DataLoader(
+        task.examples("train"), BATCH, collate_fn=lambda rows: task.collate(rows, processor)
+    )
     best, pixels = float("inf"), []
     for _ in range(rounds):
         start = time.perf_counter()
@@ -142,7 +154,10 @@ def _compare_packings(root: Path, rounds: int) -> dict[str, dict[str, float]]:
     arrays = [Resizing().read(Image.open(path)) for path in files]
     ways: dict[str, tuple[Callable, Callable]] = {
         "as mcit does": (pack, lambda data, array: unpack(data, *array.shape[:2])),
-        "raw": (np.ndarray.tobytes, lambda data, array: np.frombuffer(data, np.uint8).reshape(array.shape).copy()),
+        "raw": (
+            np.ndarray.tobytes,
+            lambda data, array: np.frombuffer(data, np.uint8).reshape(array.shape).copy(),
+        ),
         "PNG": (_encode_png, lambda data, array: np.array(Image.open(io.BytesIO(data)))),
     }
     result = {}
@@ -153,7 +168,9 @@ def _compare_packings(root: Path, rounds: int) -> dict[str, dict[str, float]]:
             raise AssertionError(f"{name} is not lossless: this is a bug, please report it")
         result[name] = {
             "kilobytes": float(np.mean([len(data) for data in packed])) / 1e3,
-            "write_ms": 1e3 * _time(lambda write=write: [write(array) for array in arrays], rounds) / len(arrays),
+            "write_ms": 1e3
+            * _time(lambda write=write: [write(array) for array in arrays], rounds)
+            / len(arrays),
             "read_ms": 1e3
             * _time(lambda read=read, pairs=pairs: [read(*pair) for pair in pairs], rounds)
             / len(arrays),

@@ -28,7 +28,9 @@ class PlainImages(Dataset):
     def __init__(self, pixels: Tensor, labels: Tensor, task: Task, training: bool):
         self.pixels = pixels.permute(0, 2, 3, 1).numpy()  # [images, height, width, 3]
         self.labels, self.training = labels.tolist(), training
-        self.mean, self.std = (torch.tensor(values).view(3, 1, 1) for values in (task.mean, task.std))
+        self.mean, self.std = (
+            torch.tensor(values).view(3, 1, 1) for values in (task.mean, task.std)
+        )
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -52,22 +54,31 @@ class PlainImages(Dataset):
 class PlainPipeline:
     """Trains and scores a copy of the learner, held by the same importance and anchor."""
 
-    def __init__(self, learner: nn.Module, task: Task, manager: ConsolidationManager, batch: int, steps: int):
+    def __init__(
+        self, learner: nn.Module, task: Task, manager: ConsolidationManager, batch: int, steps: int
+    ):
         self.learner, self.task, self.steps = learner, task, steps
         self.strength = manager.strength
         self.importance = {name: value.clone() for name, value in manager.importance.items()}
         self.anchor = {name: value.clone() for name, value in manager.anchor.items()}
         recipe = task.recipe
         self.optimizer = torch.optim.SGD(
-            learner.parameters(), recipe.learning_rate, recipe.momentum, weight_decay=recipe.weight_decay
+            learner.parameters(),
+            recipe.learning_rate,
+            recipe.momentum,
+            weight_decay=recipe.weight_decay,
         )
         self.loaders = {split: self._load(split, batch) for split in ("train", "eval")}
 
     def _load(self, split: str, batch: int) -> DataLoader:
         examples = self.task.examples(split)
-        images = PlainImages(examples.images.pixels[examples.rows], examples.labels, self.task, split == "train")
+        images = PlainImages(
+            examples.images.pixels[examples.rows], examples.labels, self.task, split == "train"
+        )
         rounds = _Batches(len(images), batch, 1 + self.steps + AHEAD)
-        return DataLoader(images, batch_sampler=rounds, num_workers=WORKERS, persistent_workers=True)
+        return DataLoader(
+            images, batch_sampler=rounds, num_workers=WORKERS, persistent_workers=True
+        )
 
     def __enter__(self) -> PlainPipeline:
         return self
@@ -113,7 +124,9 @@ class PlainPipeline:
         for name, parameter in self.learner.named_parameters():
             if name in self.importance:
                 held = self.importance[name]
-                loss = loss + torch.sum(held * (parameter[: len(held)] - self.anchor[name]) ** 2) / 2
+                loss = (
+                    loss + torch.sum(held * (parameter[: len(held)] - self.anchor[name]) ** 2) / 2
+                )
         return self.strength * loss
 
     @torch.no_grad()
@@ -130,7 +143,9 @@ class PlainPipeline:
 
     def _count(self, batches: Iterator) -> int:
         images, labels = next(batches)
-        return int(self.learner({"pixel_values": images}, self.task.head).argmax(dim=1).eq(labels).sum())
+        return int(
+            self.learner({"pixel_values": images}, self.task.head).argmax(dim=1).eq(labels).sum()
+        )
 
 
 class _Batches:

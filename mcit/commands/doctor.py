@@ -20,13 +20,26 @@ reported as such and is no failure. Exit code: 0 all tasks named are ready, 1 so
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.description = DESCRIPTION
-    parser.add_argument("--data-root", required=True, type=some_text, metavar="DIR", help="folder of the official data")
     parser.add_argument(
-        "--order", type=split_list, default=[], help="tasks to look at, comma-separated (default: all that need data)"
+        "--data-root",
+        required=True,
+        type=some_text,
+        metavar="DIR",
+        help="folder of the official data",
     )
-    parser.add_argument("--deep", action="store_true", help="open every image, in parallel (default: a sample)")
+    parser.add_argument(
+        "--order",
+        type=split_list,
+        default=[],
+        help="tasks to look at, comma-separated (default: all that need data)",
+    )
+    parser.add_argument(
+        "--deep", action="store_true", help="open every image, in parallel (default: a sample)"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON only")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="e.g. tasks.vcr.drawn=true")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="e.g. tasks.vcr.drawn=true"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -47,7 +60,9 @@ def read_root(name: str) -> Path:
     """The data root, which must be a folder."""
     root = Path(name).expanduser()
     if not root.is_dir():
-        raise ConfigError([f"--data-root {name!r} is no folder; give the one that holds the official data"])
+        raise ConfigError(
+            [f"--data-root {name!r} is no folder; give the one that holds the official data"]
+        )
     return root
 
 
@@ -56,11 +71,17 @@ def read_task_options(assignments: list[str]) -> dict[str, dict]:
     given = override({}, assignments)
     others = sorted(set(given) - {"tasks"})
     if others:
-        raise ConfigError([f"only options of tasks matter here, such as tasks.vcr.drawn=true; found {others[0]!r}"])
+        raise ConfigError(
+            [
+                f"only options of tasks matter here, such as tasks.vcr.drawn=true; found {others[0]!r}"
+            ]
+        )
     tasks = given.get("tasks") or {}
     wrong = [name for name, options in tasks.items() if not isinstance(options, dict)]
     if wrong:
-        raise ConfigError([f"'tasks.{wrong[0]}' must be a section, as in tasks.{wrong[0]}.minimum=1"])
+        raise ConfigError(
+            [f"'tasks.{wrong[0]}' must be a section, as in tasks.{wrong[0]}.minimum=1"]
+        )
     return tasks
 
 

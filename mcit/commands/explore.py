@@ -27,14 +27,27 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of `mcit explore`."""
     parser.description = DESCRIPTION
     parser.add_argument(
-        "paths", nargs="+", type=some_text, metavar="PATH", help="folder of a run, or a file of importance"
+        "paths",
+        nargs="+",
+        type=some_text,
+        metavar="PATH",
+        help="folder of a run, or a file of importance",
     )
-    parser.add_argument("--task", type=some_text, help="a task of the run, for the view of its classifier")
     parser.add_argument(
-        "--class", dest="class_index", type=whole_number, metavar="K", help="the class, as the head counts it"
+        "--task", type=some_text, help="a task of the run, for the view of its classifier"
     )
     parser.add_argument(
-        "--samples", type=whole_number, default=256, help="at most so many samples of the class (default: 256)"
+        "--class",
+        dest="class_index",
+        type=whole_number,
+        metavar="K",
+        help="the class, as the head counts it",
+    )
+    parser.add_argument(
+        "--samples",
+        type=whole_number,
+        default=256,
+        help="at most so many samples of the class (default: 256)",
     )
     parser.add_argument(
         "--output",
@@ -56,14 +69,21 @@ def run(arguments: argparse.Namespace) -> int:
         tables, drawings = explore_files(arguments.paths)
     else:
         folder = Path(arguments.paths[0])
-        tables, drawings = explore_class(folder, arguments.task, arguments.class_index, arguments.samples)
+        tables, drawings = explore_class(
+            folder, arguments.task, arguments.class_index, arguments.samples
+        )
     make_folder(output, "--output")
     print_tables(tables)
     files = [write_drawing(drawing, output) for drawing in drawings]
     for table in tables:
-        (output / f"{table.name}.md").write_text(f"# {table.title}\n\n{format_markdown_table(table)}", encoding="utf-8")
+        (output / f"{table.name}.md").write_text(
+            f"# {table.title}\n\n{format_markdown_table(table)}", encoding="utf-8"
+        )
         (output / f"{table.name}.csv").write_text(format_csv(table), encoding="utf-8")
-    written = [*(f"{table.name}.md and .csv" for table in tables), *(f"{file.name}.svg, .pdf, .png" for file in files)]
+    written = [
+        *(f"{table.name}.md and .csv" for table in tables),
+        *(f"{file.name}.svg, .pdf, .png" for file in files),
+    ]
     print(f"written to {output}: {'; '.join(written)}")
     return 0
 
@@ -76,14 +96,22 @@ def check(arguments: argparse.Namespace) -> None:
         if not Path(path).exists()
     ]
     if (arguments.task is None) != (arguments.class_index is None):
-        problems.append("--task and --class go together: they say whose classifier, and which of its classes")
+        problems.append(
+            "--task and --class go together: they say whose classifier, and which of its classes"
+        )
     if arguments.task is not None and len(arguments.paths) > 1:
-        problems.append(f"--task looks at one run, found {len(arguments.paths)} paths; give one of them")
+        problems.append(
+            f"--task looks at one run, found {len(arguments.paths)} paths; give one of them"
+        )
     if arguments.class_index is not None and arguments.class_index < 0:
         problems.append(f"--class counts from 0, found {arguments.class_index}")
     if arguments.samples < 1:
         problems.append(f"--samples must be at least 1, found {arguments.samples}")
-    problem = None if arguments.output is None else find_folder_problem(Path(arguments.output), "--output")
+    problem = (
+        None
+        if arguments.output is None
+        else find_folder_problem(Path(arguments.output), "--output")
+    )
     if problem is not None:
         problems.append(problem)
     if problems:
@@ -100,7 +128,9 @@ def check_task(folder: Path, task: str) -> None:
         run = read_run(folder)
         learned = run.tasks[: len(run.matrix.rows)]
         if task not in learned:
-            raise DataError(f"unknown task {task!r}{suggest(task, learned)} (learned so far: {', '.join(learned)})")
+            raise DataError(
+                f"unknown task {task!r}{suggest(task, learned)} (learned so far: {', '.join(learned)})"
+            )
 
 
 def choose_output(arguments: argparse.Namespace) -> Path:
@@ -137,7 +167,9 @@ def explore_files(paths: Sequence[str]) -> tuple[list[Any], list[Any]]:
     return tables, drawings
 
 
-def explore_class(folder: Path, task: str, class_index: int, samples: int) -> tuple[list[Any], list[Any]]:
+def explore_class(
+    folder: Path, task: str, class_index: int, samples: int
+) -> tuple[list[Any], list[Any]]:
     """The table and the drawing of what each score protects for samples of a class."""
     from mcit.reports.explorer_tables import tabulate_classes
     from mcit.reports.figures.importance import draw_classes
@@ -161,13 +193,19 @@ def view_class(folder: Path, task_name: str, class_index: int, samples: int) -> 
     from mcit.reports.restored import read_newest, restore
 
     if not (folder / "config.yaml").is_file():
-        raise DataError(f"{folder} is no folder of a run: it has no config.yaml; give one that `mcit run` wrote")
+        raise DataError(
+            f"{folder} is no folder of a run: it has no config.yaml; give one that `mcit run` wrote"
+        )
     snapshot = read_newest(folder)
     restored = restore(prepare(parse(RunConfig, read_yaml(folder / "config.yaml"))), snapshot)
     task = restored.find_task(task_name)
     learner = restored.prepare(task)
     path = f"heads.{task.head.name}"
-    linears = [name for name, module in learner.get_submodule(path).named_modules() if isinstance(module, nn.Linear)]
+    linears = [
+        name
+        for name, module in learner.get_submodule(path).named_modules()
+        if isinstance(module, nn.Linear)
+    ]
     try:
         view = view_classifier(
             learner,

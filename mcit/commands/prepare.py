@@ -23,21 +23,42 @@ what has changed since the last time is made anew. Exit code: 0, or 1 if some im
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.description = DESCRIPTION
-    parser.add_argument("--data-root", required=True, type=some_text, metavar="DIR", help="folder of the official data")
+    parser.add_argument(
+        "--data-root",
+        required=True,
+        type=some_text,
+        metavar="DIR",
+        help="folder of the official data",
+    )
     parser.add_argument(
         "--order",
         type=split_list,
         default=[],
         help="tasks to prepare, comma-separated (default: all whose data are there)",
     )
-    parser.add_argument("--jobs", type=whole_number, metavar="N", help="processes (default: one for every processor)")
     parser.add_argument(
-        "--model", type=some_text, help="size images for this checkpoint (default: ViLT-B/32, or the embedded ViLT)"
+        "--jobs",
+        type=whole_number,
+        metavar="N",
+        help="processes (default: one for every processor)",
     )
     parser.add_argument(
-        "--verify", action="store_true", help="also read all that is there, and make damaged files anew"
+        "--model",
+        type=some_text,
+        help="size images for this checkpoint (default: ViLT-B/32, or the embedded ViLT)",
     )
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="e.g. tasks.vcr.rationale=true")
+    parser.add_argument(
+        "--verify",
+        action="store_true",
+        help="also read all that is there, and make damaged files anew",
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="e.g. tasks.vcr.rationale=true",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -53,21 +74,29 @@ def run(arguments: argparse.Namespace) -> int:
     if not pictures:
         return 0
     work = plan_work(root, list(pictures.values()), resizing, arguments.verify)
-    print(f"{work.folder}: {work.kept:,} images are there, {len(work.pictures):,} to do", flush=True)
+    print(
+        f"{work.folder}: {work.kept:,} images are there, {len(work.pictures):,} to do", flush=True
+    )
     if not work.pictures and not work.outdated:
         return 0
     if work.pictures:
-        print(f"about {show_bytes(work.bytes)} in {count_jobs(arguments.jobs)} processes", flush=True)
+        print(
+            f"about {show_bytes(work.bytes)} in {count_jobs(arguments.jobs)} processes", flush=True
+        )
     try:
         done = do_work(work, count_jobs(arguments.jobs))
     except KeyboardInterrupt:
         print("what is done is kept; the same command goes on from there")
         raise
-    print(f"{done.pictures:,} images written, {show_bytes(done.bytes)}; training uses them from now on")
+    print(
+        f"{done.pictures:,} images written, {show_bytes(done.bytes)}; training uses them from now on"
+    )
     for name, problem in list(done.problems.items())[:SHOWN]:
         print(printable(f"  cannot be read: {name}: {problem}"))
     if done.problems:
-        print(f"{len(done.problems):,} images cannot be read; `mcit doctor --deep` names their records")
+        print(
+            f"{len(done.problems):,} images cannot be read; `mcit doctor --deep` names their records"
+        )
     return 1 if done.problems else 0
 
 
@@ -131,5 +160,7 @@ def find_pictures(root: Path, named: list[str], options: dict[str, dict]) -> dic
     if named and not any(isinstance(task, AnnotatedTask) for task in tasks):
         return {}
     if not pictures:
-        raise DataError(f"no images to prepare in {root}; `mcit doctor --data-root {root}` tells what is missing")
+        raise DataError(
+            f"no images to prepare in {root}; `mcit doctor --data-root {root}` tells what is missing"
+        )
     return pictures

@@ -33,7 +33,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="folder to write to (default: that of the one run, or report/ beside several)",
     )
-    parser.add_argument("--format", choices=FORMATS, default="terminal", help="what is printed (default: terminal)")
+    parser.add_argument(
+        "--format", choices=FORMATS, default="terminal", help="what is printed (default: terminal)"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -54,7 +56,9 @@ def run(arguments: argparse.Namespace) -> int:
     report = write_report(runs, output, arguments.given)
     show(report, output, arguments.format)
     for line in skipped:
-        print(f"left out: {line}", file=sys.stdout if arguments.format == "terminal" else sys.stderr)
+        print(
+            f"left out: {line}", file=sys.stdout if arguments.format == "terminal" else sys.stderr
+        )
     return 0
 
 
@@ -65,7 +69,11 @@ def choose_output(runs: Sequence[Any], given: Sequence[str]) -> Path:
     if len(runs) == 1 and runs[0].folder is not None:
         return runs[0].folder
     parents = [run.folder.resolve().parent for run in runs if run.folder is not None]
-    parents += [Path(path).resolve().parent for path in given if Path(path).is_file() and Path(path).name != SCORES]
+    parents += [
+        Path(path).resolve().parent
+        for path in given
+        if Path(path).is_file() and Path(path).name != SCORES
+    ]
     common = Path(os.path.commonpath(parents))
     return (Path.cwd() if common == Path(common.anchor) else common) / "report"
 
@@ -77,13 +85,20 @@ def show(report: Any, output: Path, form: str) -> None:
     writers = {"markdown": format_markdown_table, "latex": format_latex, "csv": format_csv}
     aside = sys.stdout if form == "terminal" else sys.stderr
     if form == "terminal":
-        shown = [t for t in report.tables if len(report.groups) <= FEW or not t.name.startswith("matrix-")]
+        shown = [
+            t
+            for t in report.tables
+            if len(report.groups) <= FEW or not t.name.startswith("matrix-")
+        ]
         print_tables(shown)
         if len(shown) < len(report.tables):
             print(f"{len(report.tables) - len(shown)} tables of one method each are in report.md\n")
     else:
         mark = {"markdown": "## ", "latex": "% ", "csv": "# "}[form]
-        print("\n".join(f"{mark}{table.title}\n\n{writers[form](table)}" for table in report.tables), end="")
+        print(
+            "\n".join(f"{mark}{table.title}\n\n{writers[form](table)}" for table in report.tables),
+            end="",
+        )
     for warning in report.warnings:
         print(f"before comparing: {warning}", file=aside)
     names = ", ".join(dict.fromkeys(_name(path.relative_to(output)) for path in report.files))

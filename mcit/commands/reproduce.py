@@ -28,18 +28,35 @@ SIGNS = {"agrees": "agrees", "differs": "DIFFERS", "not run": "not run", "no fig
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class, parser.epilog = argparse.RawDescriptionHelpFormatter, EPILOG
-    parser.add_argument("table", nargs="?", type=some_text, help="which one; without it, all are listed")
     parser.add_argument(
-        "--only", type=split_list, default=[], metavar="METHOD,...", help="these methods (default: all)"
+        "table", nargs="?", type=some_text, help="which one; without it, all are listed"
     )
     parser.add_argument(
-        "--setting", type=split_list, default=[], metavar="NAME,...", help="these settings (default: all)"
+        "--only",
+        type=split_list,
+        default=[],
+        metavar="METHOD,...",
+        help="these methods (default: all)",
     )
     parser.add_argument(
-        "--seeds", type=split_list, default=[], help="other seeds than the table's: 1,2,3 or 1-3 (default: the table's)"
+        "--setting",
+        type=split_list,
+        default=[],
+        metavar="NAME,...",
+        help="these settings (default: all)",
     )
     parser.add_argument(
-        "--data-root", dest="data_root", type=some_text, metavar="DIR", help="folder of the official data"
+        "--seeds",
+        type=split_list,
+        default=[],
+        help="other seeds than the table's: 1,2,3 or 1-3 (default: the table's)",
+    )
+    parser.add_argument(
+        "--data-root",
+        dest="data_root",
+        type=some_text,
+        metavar="DIR",
+        help="folder of the official data",
     )
     parser.add_argument(
         "--output",
@@ -59,9 +76,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_running_options(parser)
     parser.add_argument("--stage-cache", type=some_text, metavar="DIR", help="as in `mcit run`")
     parser.add_argument(
-        "--teraflops", type=number, default=10.0, help="speed that the cost is estimated for (default: 10)"
+        "--teraflops",
+        type=number,
+        default=10.0,
+        help="speed that the cost is estimated for (default: 10)",
     )
-    parser.add_argument("--record", action="store_true", help="make what was measured the figures of a table of ours")
+    parser.add_argument(
+        "--record",
+        action="store_true",
+        help="make what was measured the figures of a table of ours",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -88,14 +112,19 @@ def run(arguments: argparse.Namespace) -> int:
         try:
             failed = _run(cells, arguments)
         except KeyboardInterrupt:
-            print(f"\nmcit: stopped, and all runs with it; to go on: {arguments.given}", file=sys.stderr)
+            print(
+                f"\nmcit: stopped, and all runs with it; to go on: {arguments.given}",
+                file=sys.stderr,
+            )
             return 130
         cells = ledgers.find_runs(cells, folders)
     if arguments.record:
         _record(ledger, cells)
         cells = ledgers.find_runs(_make_cells(ledger, output, arguments), folders)
     _show(ledger, cells, output if arguments.run else None, arguments)
-    differs = any(cell.judge(m, ledger.tolerance) == "differs" for cell in cells for m in ledger.metrics)
+    differs = any(
+        cell.judge(m, ledger.tolerance) == "differs" for cell in cells for m in ledger.metrics
+    )
     return 1 if failed or differs else 0
 
 
@@ -111,11 +140,18 @@ def _run(cells: Sequence[Any], arguments: argparse.Namespace) -> list[Any]:
     from mcit.commands.sweep import make_runs
 
     found = {(cell.setting, cell.method, run.seed) for cell in cells for run in cell.runs}
-    missing = [job for cell in cells for job in cell.jobs if (cell.setting, cell.method, job.seed) not in found]
+    missing = [
+        job
+        for cell in cells
+        for job in cell.jobs
+        if (cell.setting, cell.method, job.seed) not in found
+    ]
     return make_runs(missing, arguments)
 
 
-def _show(ledger: Any, cells: Sequence[Any], output: Path | None, arguments: argparse.Namespace) -> None:
+def _show(
+    ledger: Any, cells: Sequence[Any], output: Path | None, arguments: argparse.Namespace
+) -> None:
     """The table on the terminal, and as a file where runs were asked for."""
     from mcit.reports.tables import format_markdown_table, print_tables
 
@@ -136,20 +172,44 @@ def make_table(ledger: Any, cells: Sequence[Any]) -> Any:
     from mcit.reports.tables import Table
 
     paper = ledger.figures == "paper_tables.json"
-    header = ["setting", "method", "metric", "paper" if paper else "recorded", "here", "difference", "runs", "verdict"]
+    header = [
+        "setting",
+        "method",
+        "metric",
+        "paper" if paper else "recorded",
+        "here",
+        "difference",
+        "runs",
+        "verdict",
+    ]
     rows, counts = [], dict.fromkeys(SIGNS, 0)
     for cell in cells:
         for metric in ledger.metrics:
-            figure, found, verdict = cell.figures[metric], cell.measured(metric), cell.judge(metric, ledger.tolerance)
+            figure, found, verdict = (
+                cell.figures[metric],
+                cell.measured(metric),
+                cell.judge(metric, ledger.tolerance),
+            )
             counts[verdict] += 1
-            difference = "" if found is None or figure is None else f"{round(found - figure, 2) + 0.0:+.2f}"
-            shown = ["–" if figure is None else f"{figure:.2f}", "not run" if found is None else f"{found:.2f}"]
+            difference = (
+                "" if found is None or figure is None else f"{round(found - figure, 2) + 0.0:+.2f}"
+            )
+            shown = [
+                "–" if figure is None else f"{figure:.2f}",
+                "not run" if found is None else f"{found:.2f}",
+            ]
             runs = f"{len(cell.runs)} of {len(cell.jobs)}"
-            rows.append([cell.setting, cell.method, metric, *shown, difference, runs, SIGNS[verdict]])
+            rows.append(
+                [cell.setting, cell.method, metric, *shown, difference, runs, SIGNS[verdict]]
+            )
     notes = [", ".join(f"{count} {name}" for name, count in counts.items() if count)]
     notes.append(f"tolerance {ledger.tolerance:g} points: {ledger.tolerance_basis}")
     notes += [f"deviation: {text}" for text in ledger.deviations]
-    notes += [f"{m}: {note}" for m in dict.fromkeys(c.method for c in cells) for note in ledger.methods[m].notes]
+    notes += [
+        f"{m}: {note}"
+        for m in dict.fromkeys(c.method for c in cells)
+        for note in ledger.methods[m].notes
+    ]
     return Table("ledger", ledger.title, header, rows, notes)
 
 
@@ -174,10 +234,16 @@ def _record(ledger: Any, cells: Sequence[Any]) -> None:
 def _refuse_options_without_table(arguments: argparse.Namespace) -> None:
     from mcit.reproduce.ledger import ledger_names
 
-    given = [name for name in ("run", "record", "only", "setting", "seeds", "output") if getattr(arguments, name)]
+    given = [
+        name
+        for name in ("run", "record", "only", "setting", "seeds", "output")
+        if getattr(arguments, name)
+    ]
     if given:
         listed = ", ".join(ledger_names())
-        raise ConfigError([f"--{given[0]} needs the name of a table: mcit reproduce TABLE (tables: {listed})"])
+        raise ConfigError(
+            [f"--{given[0]} needs the name of a table: mcit reproduce TABLE (tables: {listed})"]
+        )
 
 
 def _check(arguments: argparse.Namespace, ledger: Any) -> None:
@@ -194,7 +260,9 @@ def _check(arguments: argparse.Namespace, ledger: Any) -> None:
         twice = [word for word in dict.fromkeys(words) if words.count(word) > 1]
         problems += [f"--{option} lists {word!r} twice; once is enough" for word in twice]
     missing = [folder for folder in arguments.runs if not folder.is_dir()]
-    problems += [f"--runs {str(folder)!r} is no folder; give one that holds runs" for folder in missing]
+    problems += [
+        f"--runs {str(folder)!r} is no folder; give one that holds runs" for folder in missing
+    ]
     parse_seeds(arguments.seeds)
     # a plan may be printed with any word for the folder
     if arguments.run and arguments.data_root and not Path(arguments.data_root).is_dir():
@@ -202,7 +270,9 @@ def _check(arguments: argparse.Namespace, ledger: Any) -> None:
     if arguments.run and ledger.data and not arguments.data_root:
         problems.append(f"--run needs --data-root: {ledger.data}")
     if arguments.record and ledger.figures == "paper_tables.json":
-        problems.append(f"the figures of {arguments.table} are the paper's: --record is for tables of our own")
+        problems.append(
+            f"the figures of {arguments.table} are the paper's: --record is for tables of our own"
+        )
     if arguments.record and (arguments.only or arguments.setting or arguments.seeds):
         problems.append("--record takes the whole table: leave out --only, --setting and --seeds")
     if not arguments.teraflops > 0:
@@ -217,4 +287,6 @@ def _list_tables() -> None:
     names = ledger_names()
     for name in names:
         ledger = read_ledger(name)
-        print(f"{name:{max(map(len, names))}}  {ledger.title} (data: {ledger.data or 'none needed'})")
+        print(
+            f"{name:{max(map(len, names))}}  {ledger.title} (data: {ledger.data or 'none needed'})"
+        )

@@ -11,7 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from mcit.arguments import some_text, whole_number
-from mcit.config import NO_TASKS, ConfigError, RunConfig, cache_root, layer, override, parse, read_yaml, suggest
+from mcit.config import (
+    NO_TASKS,
+    ConfigError,
+    RunConfig,
+    cache_root,
+    layer,
+    override,
+    parse,
+    read_yaml,
+    suggest,
+)
 from mcit.errors import FolderError
 from mcit.folders import find_folder_problem
 from mcit.registry import METHOD, TASK, check_name, find_name_problems
@@ -21,19 +31,26 @@ CONFIGS = "configs"
 WRITTEN = ("scores.json", "report.md", "report.html", "config.yaml", "passport.json", "log.jsonl")
 LAST = "report.html"  # what a run writes at the very end
 VISION_LANGUAGE = ("vqa", "nlvr2", "snli-ve", "snli_ve", "vcr")
-FLAVOURS = ("release", "exact")  # files in configs/flavours/; class-incremental orders have the first unless told
+FLAVOURS = (
+    "release",
+    "exact",
+)  # files in configs/flavours/; class-incremental orders have the first unless told
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of `mcit run` and of scripts/run_sequence.py."""
-    parser.add_argument("--order", help="tasks in order, comma-separated: vqa,nlvr2,snli-ve,vcr or shapes:5x4")
+    parser.add_argument(
+        "--order", help="tasks in order, comma-separated: vqa,nlvr2,snli-ve,vcr or shapes:5x4"
+    )
     parser.add_argument(
         "--method",
         type=some_text,
         help="how earlier tasks are protected: ewc_dr, finetune, ... (see `mcit list`; default: finetune)",
     )
     parser.add_argument(
-        "--config", type=some_text, help="a YAML file, or a name in configs/ such as climb (default: none)"
+        "--config",
+        type=some_text,
+        help="a YAML file, or a name in configs/ such as climb (default: none)",
     )
     parser.add_argument(
         "--flavour",
@@ -48,9 +65,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="folder of the official data (default: the embedded data)",
     )
     parser.add_argument(
-        "--on-bad-record", choices=("fail", "skip"), help="stop at wrong records (the default), or leave them out"
+        "--on-bad-record",
+        choices=("fail", "skip"),
+        help="stop at wrong records (the default), or leave them out",
     )
-    parser.add_argument("--seed", type=whole_number, help="of all that is drawn at random (default: 1)")
+    parser.add_argument(
+        "--seed", type=whole_number, help="of all that is drawn at random (default: 1)"
+    )
     parser.add_argument(
         "--single",
         type=some_text,
@@ -58,15 +79,26 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="folder of a run of method single, for knowledge transfer (default: none)",
     )
     parser.add_argument(
-        "--output", type=some_text, metavar="DIR", help="folder of the run (default: a new one in runs/)"
+        "--output",
+        type=some_text,
+        metavar="DIR",
+        help="folder of the run (default: a new one in runs/)",
     )
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="e.g. method.strength=1e4")
     parser.add_argument(
-        "--dry-run", action="store_true", help="check everything, try a batch and the end of each task, and stop"
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="e.g. method.strength=1e4"
     )
-    parser.add_argument("--overwrite", action="store_true", help="let --output replace an earlier run")
     parser.add_argument(
-        "--resume", action="store_true", help="go on with the run of this command, or of --output, where it was left"
+        "--dry-run",
+        action="store_true",
+        help="check everything, try a batch and the end of each task, and stop",
+    )
+    parser.add_argument(
+        "--overwrite", action="store_true", help="let --output replace an earlier run"
+    )
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on with the run of this command, or of --output, where it was left",
     )
     parser.add_argument(
         "--stage-cache",
@@ -107,12 +139,16 @@ def run(arguments: argparse.Namespace) -> int:
     missing = find_missing(os.environ)
     if missing:
         print(f"warning: {missing}", flush=True)
-    with processes.main_process_first():  # it fills the caches, where the others find what they need
+    with (
+        processes.main_process_first()
+    ):  # it fills the caches, where the others find what they need
         plan = prepare(config, say if main_process else mute)
     from mcit.parallel.processes import share
     from mcit.runner.run_folder import check_room, choose_output, is_abandoned, read_command
 
-    place = choose_output(plan.config, arguments.overwrite, arguments.resume) if main_process else None
+    place = (
+        choose_output(plan.config, arguments.overwrite, arguments.resume) if main_process else None
+    )
     output, resume = share(place)
     if arguments.dry_run:
         if main_process:
@@ -120,7 +156,9 @@ def run(arguments: argparse.Namespace) -> int:
             dry_run.show(plan)
         dry_run.rehearse(plan)
         if main_process:
-            print("one step and the end of every task were tried; nothing was kept and nothing was written")
+            print(
+                "one step and the end of every task were tried; nothing was kept and nothing was written"
+            )
         return 0
     if resume and share(sequence.is_settled(plan, output, say) if main_process else None):
         if main_process:
@@ -163,7 +201,10 @@ def leave_launcher() -> None:
 
     if end_launcher():
         # called while anything may be printing, where print could fail
-        os.write(2, f"mcit: accelerate launch ends; process {os.getpid()} finishes its step and saves\n".encode())
+        os.write(
+            2,
+            f"mcit: accelerate launch ends; process {os.getpid()} finishes its step and saves\n".encode(),
+        )
 
 
 def say(line: str) -> None:
@@ -285,15 +326,23 @@ def show_table(output: Path) -> None:
 def find_config_of_run(arguments: argparse.Namespace) -> Path | None:
     """With `--resume --output RUN` and no order, use the run's own configuration; return its file."""
     if arguments.overwrite:
-        raise ConfigError(["--resume goes on with a run and --overwrite gives it up; say one of them"])
+        raise ConfigError(
+            ["--resume goes on with a run and --overwrite gives it up; say one of them"]
+        )
     if arguments.output and not arguments.order and not arguments.config:
         from mcit.runner.run_folder import holds_run
 
         written = Path(arguments.output) / "config.yaml"
         if not written.is_file() and holds_run(Path(arguments.output)):
-            raise ConfigError([f"{written} is missing; give the options that the run was begun with, and --resume"])
+            raise ConfigError(
+                [
+                    f"{written} is missing; give the options that the run was begun with, and --resume"
+                ]
+            )
         if not written.is_file():
-            raise ConfigError([f"{arguments.output} holds no run to go on with; give the --order of a new one"])
+            raise ConfigError(
+                [f"{arguments.output} holds no run to go on with; give the --order of a new one"]
+            )
         arguments.config = str(written)
         return written
     return None
@@ -349,7 +398,9 @@ def _leave_out(data: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]
     return kept
 
 
-def _add_options(data: dict[str, Any], arguments: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
+def _add_options(
+    data: dict[str, Any], arguments: argparse.Namespace
+) -> tuple[dict[str, Any], list[str]]:
     """A file's data with the options of the command line on top, and what is wrong with these."""
     data = dict(data)
     if arguments.order is not None:
@@ -397,13 +448,21 @@ def find_config(name: str) -> Path:
     import mcit.configs
 
     name = name.removeprefix(f"{CONFIGS}/").removesuffix(".yaml")
-    known = {str(file.relative_to(folder))[:-5]: file for folder in mcit.configs.__path__ for file in _yaml_in(folder)}
+    known = {
+        str(file.relative_to(folder))[:-5]: file
+        for folder in mcit.configs.__path__
+        for file in _yaml_in(folder)
+    }
     if name in known:
         return known[name]
     if path.is_file():
         return path
     listed = ", ".join(sorted(known))
-    raise ConfigError([f"no configuration file {str(path)!r}{suggest(name, known)} (names in {CONFIGS}/: {listed})"])
+    raise ConfigError(
+        [
+            f"no configuration file {str(path)!r}{suggest(name, known)} (names in {CONFIGS}/: {listed})"
+        ]
+    )
 
 
 def _yaml_in(folder: str) -> list[Path]:

@@ -27,8 +27,12 @@ that are complete are not repeated and runs that were interrupted go on: the sam
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class, parser.epilog = argparse.RawDescriptionHelpFormatter, EPILOG
-    parser.add_argument("grid", nargs="?", type=some_text, help="a YAML file that describes the grid")
-    parser.add_argument("--order", action="append", help="tasks in order; give it again for another order")
+    parser.add_argument(
+        "grid", nargs="?", type=some_text, help="a YAML file that describes the grid"
+    )
+    parser.add_argument(
+        "--order", action="append", help="tasks in order; give it again for another order"
+    )
     parser.add_argument("--methods", type=split_list, help="comma-separated (see `mcit list`)")
     parser.add_argument(
         "--strengths",
@@ -37,11 +41,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="[METHOD=]S,S,...",
         help="for every method that has one, or for the method named (default: what is configured)",
     )
-    parser.add_argument("--seeds", type=split_list, help="comma-separated, or a range: 1,2,3 or 1-3 (default: 1-3)")
+    parser.add_argument(
+        "--seeds", type=split_list, help="comma-separated, or a range: 1,2,3 or 1-3 (default: 1-3)"
+    )
     parser.add_argument("--config", type=some_text, help="as in `mcit run`, for every run")
     parser.add_argument("--flavour", choices=FLAVOURS, help="as in `mcit run`")
-    parser.add_argument("--data-root", dest="data_root", type=some_text, metavar="DIR", help="as in `mcit run`")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as in `mcit run`")
+    parser.add_argument(
+        "--data-root", dest="data_root", type=some_text, metavar="DIR", help="as in `mcit run`"
+    )
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="as in `mcit run`"
+    )
     parser.add_argument(
         "--output",
         type=lambda text: Path(some_text(text)),
@@ -65,9 +75,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="pick each method's strength by the mean of A_t over the first so many tasks, 2 unless said; "
         "later tasks are not looked at",
     )
-    choosing.add_argument("--select-seeds", type=split_list, help="pick on these seeds, and report on --seeds")
     choosing.add_argument(
-        "--match", choices=("stiffness",), help="give all methods the reference's mean stiffness after the first task"
+        "--select-seeds", type=split_list, help="pick on these seeds, and report on --seeds"
+    )
+    choosing.add_argument(
+        "--match",
+        choices=("stiffness",),
+        help="give all methods the reference's mean stiffness after the first task",
     )
     choosing.add_argument(
         "--reference",
@@ -77,19 +91,31 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     running = parser.add_argument_group("running")
     add_running_options(running)
-    running.add_argument("--dry-run", action="store_true", help="print the plan, check the data, and stop")
+    running.add_argument(
+        "--dry-run", action="store_true", help="print the plan, check the data, and stop"
+    )
 
 
 def add_running_options(parser: Any) -> None:
     """How runs are made, here and in `mcit reproduce`."""
     parser.add_argument(
-        "--jobs", type=whole_number, metavar="N", help="runs at once (default: 1, or one for each of --gpus)"
+        "--jobs",
+        type=whole_number,
+        metavar="N",
+        help="runs at once (default: 1, or one for each of --gpus)",
     )
     parser.add_argument(
-        "--threads", type=whole_number, default=1, metavar="N", help="of each run (default: 1; scores depend on it)"
+        "--threads",
+        type=whole_number,
+        default=1,
+        metavar="N",
+        help="of each run (default: 1; scores depend on it)",
     )
     parser.add_argument(
-        "--gpus", type=split_list, default=[], help="comma-separated; each run gets one (default: no GPU is assigned)"
+        "--gpus",
+        type=split_list,
+        default=[],
+        help="comma-separated; each run gets one (default: no GPU is assigned)",
     )
 
 
@@ -112,7 +138,9 @@ def run(arguments: argparse.Namespace) -> int:
             return 0
     jobs = candidates = grids.plan_jobs(grid, output, read_options)
     if arguments.select_seeds:
-        candidates = grids.plan_jobs(replace(grid, seeds=parse_seeds(arguments.select_seeds)), output, read_options)
+        candidates = grids.plan_jobs(
+            replace(grid, seeds=parse_seeds(arguments.select_seeds)), output, read_options
+        )
     _check_select(arguments.select, jobs)
     print_plan(candidates, jobs, arguments.select)
     if arguments.dry_run:
@@ -120,11 +148,15 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     try:
         failed = make_runs(candidates, arguments)
-        choices, picked = _select(candidates, arguments.select, grid, output) if arguments.select else ([], [])
+        choices, picked = (
+            _select(candidates, arguments.select, grid, output) if arguments.select else ([], [])
+        )
         jobs = grids.keep_chosen(jobs, choices)
         failed += make_runs(jobs, arguments) if arguments.select_seeds else []
     except KeyboardInterrupt:
-        print(f"\nmcit: stopped, and all runs with it; to go on: {arguments.given}", file=sys.stderr)
+        print(
+            f"\nmcit: stopped, and all runs with it; to go on: {arguments.given}", file=sys.stderr
+        )
         return 130
     write_summary(candidates, jobs, bool(arguments.match), picked, output, arguments.given)
     return 1 if failed else 0
@@ -148,7 +180,9 @@ def build_grid(arguments: argparse.Namespace) -> Any:
     shared, own = grids.parse_strengths(arguments.strengths, list(data.get("methods", {})))
     if shared:
         data["strengths"] = shared
-        data["methods"] = {name: {**known, "strengths": []} for name, known in data.get("methods", {}).items()}
+        data["methods"] = {
+            name: {**known, "strengths": []} for name, known in data.get("methods", {}).items()
+        }
     for method, strengths in own.items():
         data["methods"][method] = {**data["methods"][method], "strengths": strengths}
     if arguments.seeds is not None:
@@ -197,7 +231,9 @@ def check_data(jobs: Sequence[Any]) -> None:
     for order in dict.fromkeys(job.order for job in jobs):
         plan = prepare(next(job.config for job in jobs if job.order == order), mute)
         if plan.embedded:
-            print("no --data-root: these runs use the embedded benchmark (generated scenes, a small ViLT)")
+            print(
+                "no --data-root: these runs use the embedded benchmark (generated scenes, a small ViLT)"
+            )
 
 
 def check_running_options(arguments: argparse.Namespace) -> list[str]:
@@ -208,8 +244,13 @@ def check_running_options(arguments: argparse.Namespace) -> list[str]:
     if arguments.threads < 1:
         problems.append(f"--threads must be at least 1, found {arguments.threads}")
     if arguments.gpus and arguments.jobs and arguments.jobs > len(arguments.gpus):
-        problems.append(f"--jobs {arguments.jobs} needs as many --gpus, found {len(arguments.gpus)}")
-    for option, folder in (("--output", arguments.output), ("--stage-cache", arguments.stage_cache)):
+        problems.append(
+            f"--jobs {arguments.jobs} needs as many --gpus, found {len(arguments.gpus)}"
+        )
+    for option, folder in (
+        ("--output", arguments.output),
+        ("--stage-cache", arguments.stage_cache),
+    ):
         problem = None if folder is None else find_folder_problem(Path(folder), option)
         if problem is not None:
             problems.append(problem)
@@ -224,11 +265,17 @@ def check_gpus(gpus: Sequence[str]) -> None:
 
     there = torch.cuda.device_count()
     if there == 0:
-        raise ConfigError([f"--gpus {','.join(gpus)}: torch finds no GPU here; leave --gpus out to run on the CPU"])
+        raise ConfigError(
+            [
+                f"--gpus {','.join(gpus)}: torch finds no GPU here; leave --gpus out to run on the CPU"
+            ]
+        )
     # with CUDA_VISIBLE_DEVICES set, numbers count all GPUs of the machine and not those that torch finds
     beyond = [gpu for gpu in gpus if gpu.isdecimal() and int(gpu) >= there]
     if beyond and "CUDA_VISIBLE_DEVICES" not in os.environ:
-        raise ConfigError([f"--gpus {beyond[0]}: torch finds {there} GPUs here, which count from 0"])
+        raise ConfigError(
+            [f"--gpus {beyond[0]}: torch finds {there} GPUs here, which count from 0"]
+        )
 
 
 def _check(arguments: argparse.Namespace, grid: Any) -> None:
@@ -237,7 +284,9 @@ def _check(arguments: argparse.Namespace, grid: Any) -> None:
     if arguments.select is None and arguments.select_seeds:
         problems.append("--select-seeds is for --select: it says which seeds pick a strength")
     if arguments.select is not None and arguments.match:
-        problems.append("--select picks each method's own strength and --match one for all: use one of them")
+        problems.append(
+            "--select picks each method's own strength and --match one for all: use one of them"
+        )
     if arguments.reference and not arguments.match:
         problems.append("--reference is for --match: it says whose stiffness all methods get")
     both = sorted({*parse_seeds(arguments.select_seeds or [])} & {*grid.seeds})
@@ -274,11 +323,15 @@ def _check_select(select: int | None, jobs: Sequence[Any]) -> None:
         return
     if select < LEAST_SEEN:
         raise ConfigError(
-            [f"--select needs at least {LEAST_SEEN} tasks, found {select}: after the first, all strengths are alike"]
+            [
+                f"--select needs at least {LEAST_SEEN} tasks, found {select}: after the first, all strengths are alike"
+            ]
         )
     fewest = min(len(resolve(job.config).tasks) for job in jobs)
     if select > fewest:
-        raise ConfigError([f"--select {select}: the order has {fewest} tasks; pick by as many or fewer"])
+        raise ConfigError(
+            [f"--select {select}: the order has {fewest} tasks; pick by as many or fewer"]
+        )
 
 
 def _match(grid: Any, arguments: argparse.Namespace) -> Any:
@@ -293,24 +346,41 @@ def _match(grid: Any, arguments: argparse.Namespace) -> Any:
     if len(methods) < 2 or reference not in methods:
         listed = ", ".join(methods) or "none"
         raise ConfigError(
-            [f"--match needs two methods that hold weights by importance, the reference among them; found {listed}"]
+            [
+                f"--match needs two methods that hold weights by importance, the reference among them; found {listed}"
+            ]
         )
     if len(grid.orders) > 1:
-        raise ConfigError(["--match takes one order, for another first task has another stiffness; give one of them"])
+        raise ConfigError(
+            [
+                "--match takes one order, for another first task has another stiffness; give one of them"
+            ]
+        )
     strengths = grid.methods[reference].strengths or grid.strengths
     if not strengths:
-        raise ConfigError([f"--match needs strengths of the reference, such as --strengths {reference}=100,300"])
+        raise ConfigError(
+            [f"--match needs strengths of the reference, such as --strengths {reference}=100,300"]
+        )
     measured = _measure(grid, methods, arguments)
     if measured is None:
-        print(f"would measure the mean stiffness of {', '.join(methods)} after the first task, then plan the runs")
+        print(
+            f"would measure the mean stiffness of {', '.join(methods)} after the first task, then plan the runs"
+        )
         return None
     matched = stiffness.match_strengths(measured, reference, strengths)
-    print("\n".join([*stiffness.describe_match(measured, reference, matched), stiffness.EXPLANATION]))
-    own = {name: replace(m, strengths=matched.get(name, m.strengths)) for name, m in grid.methods.items()}
+    print(
+        "\n".join([*stiffness.describe_match(measured, reference, matched), stiffness.EXPLANATION])
+    )
+    own = {
+        name: replace(m, strengths=matched.get(name, m.strengths))
+        for name, m in grid.methods.items()
+    }
     return replace(grid, methods=own, strengths=())
 
 
-def _measure(grid: Any, methods: Sequence[str], arguments: argparse.Namespace) -> dict[str, float] | None:
+def _measure(
+    grid: Any, methods: Sequence[str], arguments: argparse.Namespace
+) -> dict[str, float] | None:
     """Mean stiffness at strength 1 by method, with the first seed; what an earlier start measured is not repeated."""
     from dataclasses import replace
     from tempfile import TemporaryDirectory
@@ -324,14 +394,18 @@ def _measure(grid: Any, methods: Sequence[str], arguments: argparse.Namespace) -
     alone = {name: replace(grid.methods[name], strengths=(1.0,)) for name in methods}
     with TemporaryDirectory(prefix="mcit-") as scratch:
         cache = Path(arguments.stage_cache or scratch)
-        for job in grids.plan_jobs(replace(grid, methods=alone, seeds=grid.seeds[:1]), arguments.output, read_options):
+        for job in grids.plan_jobs(
+            replace(grid, methods=alone, seeds=grid.seeds[:1]), arguments.output, read_options
+        ):
             identity = identify(job.config)
             mean = measured.find(job.method, identity)
             if mean is None and arguments.dry_run:
                 check_data([job])
                 return None
             if mean is None:
-                print(f"measuring the mean stiffness of {job.method} after the first task", flush=True)
+                print(
+                    f"measuring the mean stiffness of {job.method} after the first task", flush=True
+                )
                 mean = stiffness.measure_stiffness(prepare(job.config, mute), cache, progress=True)
                 measured.add(job.method, identity, mean)
             found[job.method] = mean
@@ -348,11 +422,19 @@ def _select(jobs: Sequence[Any], seen: int, grid: Any, output: Path) -> tuple[li
     rule = grids.describe_rule(seen)
     lines = [f"selection: {rule}."]
     for choice in choices:
-        lines.append(f"{choice.order + ': ' if choice.order and len(grid.orders) > 1 else ''}{choice.describe()}")
+        lines.append(
+            f"{choice.order + ': ' if choice.order and len(grid.orders) > 1 else ''}{choice.describe()}"
+        )
     reused = sorted({seed for choice in choices for seed in choice.seeds} & {*grid.seeds})
     if reused:
-        lines.append("picked on the seeds that are reported, which flatters them; --select-seeds keeps the two apart")
+        lines.append(
+            "picked on the seeds that are reported, which flatters them; --select-seeds keeps the two apart"
+        )
     print("\n  ".join(lines))
-    record = {"rule": rule, "seeds_reported": list(grid.seeds), "choices": [choice.to_dict() for choice in choices]}
+    record = {
+        "rule": rule,
+        "seeds_reported": list(grid.seeds),
+        "choices": [choice.to_dict() for choice in choices],
+    }
     write_json(output / "selection.json", record)
     return choices, lines

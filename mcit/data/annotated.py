@@ -46,7 +46,9 @@ class AnnotatedTask(Task):
     features: ClassVar[Mapping[str, Any]]  # of a row; `id` names an example, `record` is added
     source: ClassVar[str]  # where the official files come from
     page: ClassVar[str]  # where they are downloaded
-    archives: ClassVar[Mapping[str, str]] = {}  # what they come packed in, and the folder that it fills
+    archives: ClassVar[
+        Mapping[str, str]
+    ] = {}  # what they come packed in, and the folder that it fills
     on_bad_record: Policy = "fail"
     image_columns: tuple[str, ...] = ("image",)  # those that hold keys of the image folder
     image_key: ClassVar[Callable[[str], Any]]  # what a file of that folder is looked up by
@@ -85,13 +87,17 @@ class AnnotatedTask(Task):
 
     def path(self, *names: str) -> Path:
         if self.root is None:
-            raise DataError(f"task {self.name!r} needs the folder of its data, and none is given: set --data-root")
+            raise DataError(
+                f"task {self.name!r} needs the folder of its data, and none is given: set --data-root"
+            )
         return Path(self.root).joinpath(*names)
 
     def folder(self, split: str) -> ImageFolder:
         """The images of an official split, listed."""
         place = self.image_place(split)
-        return ImageFolder.listed(self.path(*place), self.image_key, self.source, prefix="/".join(place))
+        return ImageFolder.listed(
+            self.path(*place), self.image_key, self.source, prefix="/".join(place)
+        )
 
     def remarks(self) -> list[str]:
         """What else there is to say of data that are all there; a DataError ends in its remedy."""
@@ -101,7 +107,11 @@ class AnnotatedTask(Task):
         """The rows of a split, memory mapped; parsed first if these files have not been parsed before."""
         official = self._official(split)
         files = self.files(official)
-        absent = [f"{path} {describe_absence(path)}; {self.source}" for path in files if not path.is_file()]
+        absent = [
+            f"{path} {describe_absence(path)}; {self.source}"
+            for path in files
+            if not path.is_file()
+        ]
         if absent:
             raise DataProblems(absent)
         features = datasets.Features({"record": datasets.Value("int64"), **self.features})
@@ -123,7 +133,9 @@ class AnnotatedTask(Task):
     @cached_property
     def _known_parts(self) -> list[DataPart]:
         files = [path for split in ("train", "eval") for path in self.files(self._official(split))]
-        used = {split: self._usable(split)[0] for split in ("train", "eval")}  # with images left out, other examples
+        used = {
+            split: self._usable(split)[0] for split in ("train", "eval")
+        }  # with images left out, other examples
         left = {split: rows for split, rows in used.items() if rows is not None}
         parts = [DataPart("annotations", fingerprint(files, left))]
         keys: dict[str, set[Any]] = {}
@@ -162,12 +174,18 @@ class AnnotatedTask(Task):
         rows, _ = self._usable(split)
         if rows is not None:
             table = table.select(rows)
-        return LazyExamples(self, table, images, ImageCache.find(self.path()), self.files(self._official(split))[-1])
+        return LazyExamples(
+            self, table, images, ImageCache.find(self.path()), self.files(self._official(split))[-1]
+        )
 
-    def open(self, row: Row, images: ImageFolder, cache: ImageCache | None = None, where: str = "") -> Row:
+    def open(
+        self, row: Row, images: ImageFolder, cache: ImageCache | None = None, where: str = ""
+    ) -> Row:
         """The example of a row, its images decoded; with a cache, they are left to the processor."""
         pictures = self.pictures(row, images)
-        return self.example(row, [p.open() if cache is None else PreparedPicture(p, cache, where) for p in pictures])
+        return self.example(
+            row, [p.open() if cache is None else PreparedPicture(p, cache, where) for p in pictures]
+        )
 
     def check(self) -> None:
         problems: list[str] = []
@@ -194,7 +212,9 @@ class AnnotatedTask(Task):
         for split in ("train", "eval"):
             bad = self.skipped(split)
             if len(bad):
-                lines.append(f"{self.name}, {self._official(split)}: {bad.describe(self.count_records(split))}")
+                lines.append(
+                    f"{self.name}, {self._official(split)}: {bad.describe(self.count_records(split))}"
+                )
         cache = ImageCache.find(self.path())
         if cache is not None:
             lines.append(f"{self.name}: {cache.describe(getattr(processor, 'resizing', None))}")
@@ -224,7 +244,9 @@ class AnnotatedTask(Task):
 
     def _official(self, split: Split) -> str:
         if split not in self.splits:
-            raise DataError(f"task {self.name!r} has no labelled {split!r} split (splits: {', '.join(self.splits)})")
+            raise DataError(
+                f"task {self.name!r} has no labelled {split!r} split (splits: {', '.join(self.splits)})"
+            )
         return self.splits[split]
 
     @cached_property
@@ -247,7 +269,9 @@ class AnnotatedTask(Task):
                 bad.add(BadRecord(f"{file}, record {table[row]['record']}: {error}", error.reason))
             rows = [row for row in range(len(table)) if row not in found] if found else None
             if rows == []:
-                raise DataError(f"no record of {file} has an image that can be opened: {bad.describe(len(table))}")
+                raise DataError(
+                    f"no record of {file} has an image that can be opened: {bad.describe(len(table))}"
+                )
             self._known_usable[split] = rows, bad
         return self._known_usable[split]
 
@@ -255,9 +279,18 @@ class AnnotatedTask(Task):
         """Rows of the records that are right; what is wrong is an error at the end that lists it, or is counted."""
         bad, first_record = BadRecords(self.on_bad_record), {}
         read = self.reader(split, bad)
-        quiet = True if parent_process() else None  # of several processes that parse at once, none draws a bar
+        quiet = (
+            True if parent_process() else None
+        )  # of several processes that parse at once, none draws a bar
         records = self.records(split, bad)
-        for record in tqdm(records, f"read {self.name} {split}", unit=" records", leave=False, disable=quiet, delay=1):
+        for record in tqdm(
+            records,
+            f"read {self.name} {split}",
+            unit=" records",
+            leave=False,
+            disable=quiet,
+            delay=1,
+        ):
             try:
                 row = read(record)
                 if row is None:
@@ -265,7 +298,9 @@ class AnnotatedTask(Task):
                     continue
                 number = first_record.setdefault(row["id"], record.number)
                 if number != record.number:
-                    raise record.error(f"the id {row['id']!r} is already that of record {number}", "duplicate id")
+                    raise record.error(
+                        f"the id {row['id']!r} is already that of record {number}", "duplicate id"
+                    )
             except BadRecord as error:
                 bad.add(error)
             else:
@@ -282,7 +317,9 @@ class AnnotatedTask(Task):
         problems = []
         for column in self.image_columns:
             names = table.data.column(column)
-            absent = [name for name in arrow_compute.unique(names).to_pylist() if name not in images.index]
+            absent = [
+                name for name in arrow_compute.unique(names).to_pylist() if name not in images.index
+            ]
             if absent:
                 record = table[arrow_compute.index(names, absent[0]).as_py()]["record"]
                 more = f", and {len(absent) - 1} more that records name" if len(absent) > 1 else ""

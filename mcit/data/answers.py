@@ -39,7 +39,9 @@ def _misspellings() -> dict[str, str]:
     for word in _CONTRACTED.split():
         for place in (match.start() for match in re.finditer("'", word)):
             table[word[:place] + word[place + 1 :]] = word
-    return table | {"somebody'd": "somebodyd"}  # the official table has this one the wrong way round
+    return table | {
+        "somebody'd": "somebodyd"
+    }  # the official table has this one the wrong way round
 
 
 _CONTRACTIONS = _misspellings()
@@ -83,13 +85,18 @@ def soft_scores(answers: Sequence[str]) -> dict[str, float]:
 
 def raw_scores(answers: Sequence[str]) -> dict[str, float]:
     """The reference's scores: raw strings, 0.3 a vote and 1 from four votes on."""
-    return {answer: 1.0 if votes > 3 else 3 * votes / 10 for answer, votes in Counter(answers).items()}
+    return {
+        answer: 1.0 if votes > 3 else 3 * votes / 10 for answer, votes in Counter(answers).items()
+    }
 
 
 def build_vocabulary(majorities: Iterable[str], minimum: int) -> list[str]:
     """Answers that are the majority at least `minimum` times, most frequent first, then by alphabet."""
     counts = Counter(majorities)
-    return sorted((answer for answer, count in counts.items() if count >= minimum), key=lambda a: (-counts[a], a))
+    return sorted(
+        (answer for answer, count in counts.items() if count >= minimum),
+        key=lambda a: (-counts[a], a),
+    )
 
 
 def read_vocabulary(path: Path) -> list[str]:
@@ -100,14 +107,22 @@ def read_vocabulary(path: Path) -> list[str]:
     elif isinstance(data, dict):
         data = _order_by_index(data, path)
     if not isinstance(data, list) or not all(isinstance(answer, str) for answer in data):
-        raise DataError(f"{path} holds no answer vocabulary: a JSON list of answers is needed, found {shorten(data)}")
+        raise DataError(
+            f"{path} holds no answer vocabulary: a JSON list of answers is needed, found {shorten(data)}"
+        )
     twice = [answer for answer, count in Counter(data).items() if count > 1]
     if twice:
-        raise DataError(f"{path} lists {len(twice)} answers more than once, the first is {twice[0]!r}")
+        raise DataError(
+            f"{path} lists {len(twice)} answers more than once, the first is {twice[0]!r}"
+        )
     return data
 
 
 def _order_by_index(data: dict, path: Path) -> list[str]:
-    if not all(type(index) is int for index in data.values()) or sorted(data.values()) != list(range(len(data))):
-        raise DataError(f"{path}: the indices of the answers must be the whole numbers from 0 on, each once")
+    if not all(type(index) is int for index in data.values()) or sorted(data.values()) != list(
+        range(len(data))
+    ):
+        raise DataError(
+            f"{path}: the indices of the answers must be the whole numbers from 0 on, each once"
+        )
     return sorted(data, key=data.__getitem__)

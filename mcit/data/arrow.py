@@ -77,7 +77,9 @@ def read_about(table: Dataset) -> dict[str, Any]:
     """What was noted when the table was written."""
     folder = Path(table.cache_files[0]["filename"]).parent
     if not is_whole(folder):
-        raise DataError(f"{folder} was damaged while it was in use; start again, and it is parsed again")
+        raise DataError(
+            f"{folder} was damaged while it was in use; start again, and it is parsed again"
+        )
     return json.loads((folder / _ABOUT).read_text(encoding="utf-8"))
 
 
@@ -87,7 +89,9 @@ def is_whole(folder: Path) -> bool:
         states = [os.stat(folder / name) for name in (_ROWS, _ABOUT, _DIGEST)]
     except OSError:
         return False
-    return _is_whole(str(folder), tuple((state.st_ino, state.st_size, state.st_mtime_ns) for state in states))
+    return _is_whole(
+        str(folder), tuple((state.st_ino, state.st_size, state.st_mtime_ns) for state in states)
+    )
 
 
 def write_sealed(path: Path, value: Any) -> None:
@@ -177,15 +181,21 @@ def _seal(name: str, value: Any) -> str:
     return hashlib.blake2b(text.encode(), digest_size=32).hexdigest()
 
 
-def _write_table(folder: Path, features: Features, rows: Callable[[], Iterable], about: Callable[[], dict]) -> None:
+def _write_table(
+    folder: Path, features: Features, rows: Callable[[], Iterable], about: Callable[[], dict]
+) -> None:
     draft = folder.with_name(f".{folder.name}-{uuid.uuid4().hex}")
     make_folder(draft)
     try:
-        with ArrowWriter(features=features, path=str(draft / _ROWS), writer_batch_size=1000) as writer:
+        with ArrowWriter(
+            features=features, path=str(draft / _ROWS), writer_batch_size=1000
+        ) as writer:
             for row in rows():
                 writer.write(row)
             count, _ = writer.finalize()
-        (draft / _ABOUT).write_text(json.dumps({**about(), "rows": count}, indent=1), encoding="utf-8")
+        (draft / _ABOUT).write_text(
+            json.dumps({**about(), "rows": count}, indent=1), encoding="utf-8"
+        )
         (draft / _DIGEST).write_text(_digest_table(draft, folder.name), encoding="utf-8")
         try:
             os.rename(draft, folder)

@@ -39,7 +39,9 @@ def flip(images: Tensor, chosen: Tensor) -> Tensor:
     mirrored = images.index_select(0, rows).flip(3)
     places = torch.arange(len(images))
     places[rows] = len(images) + torch.arange(len(rows))
-    return torch.cat([images, mirrored]).index_select(0, places)  # copies whole images, unlike `where`
+    return torch.cat([images, mirrored]).index_select(
+        0, places
+    )  # copies whole images, unlike `where`
 
 
 def scale_brightness(images: Tensor, factors: Tensor) -> Tensor:
@@ -84,7 +86,9 @@ def normalize(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Te
 
 def draw_corners(count: int, padding: int) -> tuple[Tensor, Tensor]:
     """Where each padded image is cut: all (2 * padding + 1)^2 corners are equally likely."""
-    tops, lefts = draw_rows(lambda rows: torch.randint(0, 2 * padding + 1, (2, rows)).T, count).unbind(1)
+    tops, lefts = draw_rows(
+        lambda rows: torch.randint(0, 2 * padding + 1, (2, rows)).T, count
+    ).unbind(1)
     return tops, lefts
 
 
@@ -123,10 +127,14 @@ def draw_box_numbers(
     """For each image and attempt the share of the area, the logarithm of the aspect ratio, and two places."""
     shares = torch.empty(count, attempts).uniform_(*scale)
     aspects = torch.empty(count, attempts).uniform_(math.log(ratio[0]), math.log(ratio[1]))
-    return torch.stack([shares, aspects, *torch.rand(2, count, attempts)], dim=1)  # [images, 4, attempts]
+    return torch.stack(
+        [shares, aspects, *torch.rand(2, count, attempts)], dim=1
+    )  # [images, 4, attempts]
 
 
-def fit_boxes(heights: Tensor, widths: Tensor, numbers: Tensor, ratio: tuple[float, float] = (3 / 4, 4 / 3)) -> Tensor:
+def fit_boxes(
+    heights: Tensor, widths: Tensor, numbers: Tensor, ratio: tuple[float, float] = (3 / 4, 4 / 3)
+) -> Tensor:
     """The boxes that such numbers mean for images of these sizes."""
     heights, widths = heights.view(-1, 1), widths.view(-1, 1)
     shares, aspects, down, across = numbers.unbind(1)  # [images, attempts] each
@@ -153,15 +161,23 @@ def _resample(lines: Tensor, starts: Tensor, lengths: Tensor, size: int) -> Tens
     count, available, values = lines.shape
     scale = (lengths.double() / size).view(-1, 1)
     reach = scale.clamp(min=1)  # a shrinking image is averaged over what falls into a pixel
-    centers = (torch.arange(size, dtype=torch.float64) + 0.5) * scale  # [batch, size], counted from the box's edge
+    centers = (
+        torch.arange(size, dtype=torch.float64) + 0.5
+    ) * scale  # [batch, size], counted from the box's edge
     first = (centers - reach + 0.5).floor().long()
-    taps = first.unsqueeze(2) + torch.arange(math.ceil(2 * reach.max().item()))  # [batch, size, taps]
+    taps = first.unsqueeze(2) + torch.arange(
+        math.ceil(2 * reach.max().item())
+    )  # [batch, size, taps]
     weights = (1 - (taps + 0.5 - centers.unsqueeze(2)).abs() / reach.unsqueeze(2)).clamp_(min=0)
     weights = weights * ((taps >= 0) & (taps < lengths.view(-1, 1, 1)))  # the box ends at its edge
     weights = weights / weights.sum(dim=2, keepdim=True)
     weights = (weights * 2**_COEFFICIENT_BITS + 0.5).int()
-    places = (taps + starts.view(-1, 1, 1)).clamp_(0, available - 1) + available * torch.arange(count).view(-1, 1, 1)
-    total = torch.full((count * size, values), 2 ** (_COEFFICIENT_BITS - 1), dtype=torch.int32)  # rounds to nearest
+    places = (taps + starts.view(-1, 1, 1)).clamp_(0, available - 1) + available * torch.arange(
+        count
+    ).view(-1, 1, 1)
+    total = torch.full(
+        (count * size, values), 2 ** (_COEFFICIENT_BITS - 1), dtype=torch.int32
+    )  # rounds to nearest
     for tap in range(taps.shape[2]):
         chosen = lines.flatten(0, 1).index_select(0, places[:, :, tap].flatten())
         total += chosen.int().mul_(weights[:, :, tap].reshape(-1, 1))

@@ -55,7 +55,10 @@ class BadRecords:
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON: how many, and by reason how many and the first."""
-        reasons = {reason: {"records": n, "first": self.first[reason]} for reason, n in self.counts.most_common()}
+        reasons = {
+            reason: {"records": n, "first": self.first[reason]}
+            for reason, n in self.counts.most_common()
+        }
         return {"records": len(self), "reasons": reasons}
 
     @classmethod

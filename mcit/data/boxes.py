@@ -26,7 +26,10 @@ def name_object(index: int, objects: Sequence[str]) -> str:
 
 def speak(tokens: Iterable[str | list[int]], objects: Sequence[str]) -> str:
     """Tokens as a sentence; each object of a tag is named."""
-    words = (t if isinstance(t, str) else " and ".join(name_object(index, objects) for index in t) for t in tokens)
+    words = (
+        t if isinstance(t, str) else " and ".join(name_object(index, objects) for index in t)
+        for t in tokens
+    )
     return " ".join(words)
 
 
@@ -34,7 +37,9 @@ def colour_of(index: int, kind: str) -> tuple[int, int, int]:
     """The colour of an object's box: a person's depends on its index, everything else is grey."""
     if kind != "person":
         return GREY
-    red, green, blue = colorsys.hsv_to_rgb((index * 0.618034) % 1, 0.85, 0.95)  # the golden ratio keeps hues apart
+    red, green, blue = colorsys.hsv_to_rgb(
+        (index * 0.618034) % 1, 0.85, 0.95
+    )  # the golden ratio keeps hues apart
     return round(255 * red), round(255 * green), round(255 * blue)
 
 
@@ -54,10 +59,16 @@ def draw_boxes(
     outline = max(1, round(_OUTLINE * min(1.0, min(image.size) / _FULL_SIZE)))
     across, down = image.width / size[0], image.height / size[1]
     for index in indices:
-        left, right = sorted(_clip(x * across, image.width) for x in (boxes[index][0], boxes[index][2]))
-        top, bottom = sorted(_clip(y * down, image.height) for y in (boxes[index][1], boxes[index][3]))
+        left, right = sorted(
+            _clip(x * across, image.width) for x in (boxes[index][0], boxes[index][2])
+        )
+        top, bottom = sorted(
+            _clip(y * down, image.height) for y in (boxes[index][1], boxes[index][3])
+        )
         colour = colour_of(index, objects[index])
-        pen.rectangle((left, top, right, bottom), fill=(*colour, _OPACITY), outline=colour, width=outline)
+        pen.rectangle(
+            (left, top, right, bottom), fill=(*colour, _OPACITY), outline=colour, width=outline
+        )
     return image
 
 

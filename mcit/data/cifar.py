@@ -24,7 +24,14 @@ from torch import Tensor
 
 from mcit.data.bad_records import OnBad, refuse
 from mcit.data.files import open_regular
-from mcit.data.image_folders import StoredImages, find_folder, list_folders, list_images, store_files, store_images
+from mcit.data.image_folders import (
+    StoredImages,
+    find_folder,
+    list_folders,
+    list_images,
+    store_files,
+    store_images,
+)
 from mcit.data.images import decode_image
 from mcit.data.pickled_arrays import RefusedPickle, read_pickle
 from mcit.data.records import BadRecord, shorten, shorten_text
@@ -45,7 +52,9 @@ _NEEDED = (
     "CIFAR-100 is one of train*.parquet and test*.parquet (columns img and fine_label), train/<class>/*.png and "
     "test/<class>/*.png, the archive cifar-100-python.tar.gz, or its folder cifar-100-python"
 )
-_LARGEST = 1 << 28  # bytes of a file, and of all that an archive unpacks to; the official one has 186 million
+_LARGEST = (
+    1 << 28
+)  # bytes of a file, and of all that an archive unpacks to; the official one has 186 million
 
 
 @dataclass(frozen=True)
@@ -56,7 +65,9 @@ class _Listing:
     load: Callable[[Sequence[int], OnBad], StoredImages]  # of places in `labels`
 
 
-def read_cifar100(root: Path | None, split: str, kept: Sequence[int], on_bad: OnBad = refuse) -> StoredImages:
+def read_cifar100(
+    root: Path | None, split: str, kept: Sequence[int], on_bad: OnBad = refuse
+) -> StoredImages:
     """The images of the labels in `kept`; labels are the official fine labels 0..99, whichever of them are there."""
     folder, part = find_cifar100(root), _part(split)
     listing = _find_form(folder)(folder, part, on_bad)
@@ -68,7 +79,9 @@ def read_cifar100(root: Path | None, split: str, kept: Sequence[int], on_bad: On
             "fetch the whole"
         )
     wanted = set(kept)
-    return listing.load([row for row, label in enumerate(listing.labels) if label in wanted], on_bad)
+    return listing.load(
+        [row for row, label in enumerate(listing.labels) if label in wanted], on_bad
+    )
 
 
 def count_cifar100(root: Path | None, split: str) -> Counter[int]:
@@ -79,7 +92,9 @@ def count_cifar100(root: Path | None, split: str) -> Counter[int]:
 
 def find_cifar100(root: Path | None) -> Path:
     """The folder that the data are in, whatever their form."""
-    return find_folder(root, ["cifar100", "data", "cifar-100-python"], lambda f: _find_form(f) is not None, _NEEDED)
+    return find_folder(
+        root, ["cifar100", "data", "cifar-100-python"], lambda f: _find_form(f) is not None, _NEEDED
+    )
 
 
 def _part(split: str) -> str:
@@ -94,7 +109,9 @@ def _find_form(folder: Path) -> Callable[[Path, str, OnBad], _Listing] | None:
     if (folder / "cifar-100-python.tar.gz").is_file():
         return _list_archive
     if (folder / "cifar-100-python").is_dir():
-        return lambda folder, part, on_bad: _list_extracted(folder / "cifar-100-python", part, on_bad)
+        return lambda folder, part, on_bad: _list_extracted(
+            folder / "cifar-100-python", part, on_bad
+        )
     return _list_extracted if (folder / "train").is_file() else None
 
 
@@ -127,7 +144,9 @@ def _load_parquet(
         cell = columns[file][row].as_py()
         data = cell.get("bytes") if isinstance(cell, dict) else None
         if not isinstance(data, bytes):
-            raise BadRecord(f"{name}: column {table.column_names[0]} holds no image bytes", "no image bytes")
+            raise BadRecord(
+                f"{name}: column {table.column_names[0]} holds no image bytes", "no image bytes"
+            )
         return decode_image(data, name)
 
     named = [(f"{file}, row {row}", file, row) for file, row in (places[row] for row in rows)]
@@ -142,10 +161,14 @@ def _read_columns(file: Path, either: Sequence[str]) -> pyarrow.Table:
         found = [name for name in either if name in names][:1]
         if not found:
             listed = shorten_text(", ".join(names))
-            raise DataError(f"{file} needs the columns img (or image) and fine_label, found {listed}")
+            raise DataError(
+                f"{file} needs the columns img (or image) and fine_label, found {listed}"
+            )
         return pyarrow.parquet.read_table(file, columns=found)
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{file} is not a readable Parquet file ({error}); fetch it again") from None
+        raise DataError(
+            f"{file} is not a readable Parquet file ({error}); fetch it again"
+        ) from None
 
 
 def _list_folders(folder: Path, part: str, on_bad: OnBad) -> _Listing:
@@ -162,7 +185,9 @@ def _folder_label(name: str, folder: Path) -> int:
         return CLASS_NAMES.index(name)
     if re.fullmatch(r"[0-9]{1,2}", name):
         return int(name)
-    raise DataError(f"{folder / name} is no class of CIFAR-100: use the class names (apple) or the fine labels (0)")
+    raise DataError(
+        f"{folder / name} is no class of CIFAR-100: use the class names (apple) or the fine labels (0)"
+    )
 
 
 def _list_archive(folder: Path, part: str, on_bad: OnBad) -> _Listing:
@@ -170,7 +195,15 @@ def _list_archive(folder: Path, part: str, on_bad: OnBad) -> _Listing:
     try:
         content = _read_member(archive, name)
     # `tarfile` looks into headers of headers
-    except (tarfile.TarError, EOFError, OSError, zlib.error, ValueError, RecursionError, MemoryError) as error:
+    except (
+        tarfile.TarError,
+        EOFError,
+        OSError,
+        zlib.error,
+        ValueError,
+        RecursionError,
+        MemoryError,
+    ) as error:
         if isinstance(error, DataError):
             raise
         raise DataError(f"{archive} is not a readable archive ({error}); fetch it again") from None
@@ -186,7 +219,9 @@ def _read_member(archive: Path, name: str) -> bytes:
     ):
         for member in members:
             if member.size > _LARGEST:
-                raise DataError(f"{member.name} in {archive} is larger than any official file; fetch it again")
+                raise DataError(
+                    f"{member.name} in {archive} is larger than any official file; fetch it again"
+                )
             if member.name == name:
                 if not member.isreg() or member.issparse():
                     raise DataError(f"{name} in {archive} is not a file; fetch it again")
@@ -226,23 +261,40 @@ def _list_official(opened: BinaryIO, name: str, on_bad: OnBad) -> _Listing:
     try:
         content = read_pickle(opened)
     except RefusedPickle as error:
-        raise DataError(f"{name} is not a file of the official CIFAR-100 archive: {error}") from None
+        raise DataError(
+            f"{name} is not a file of the official CIFAR-100 archive: {error}"
+        ) from None
     if not isinstance(content, dict) or not {b"data", b"fine_labels"} <= content.keys():
-        raise DataError(f"{name} lacks the entries 'data' and 'fine_labels' of the official archive")
+        raise DataError(
+            f"{name} lacks the entries 'data' and 'fine_labels' of the official archive"
+        )
     found = content[b"fine_labels"]
     places = _check_labels(found, name, on_bad)
-    pixels, labels = _check_pixels(content[b"data"], len(found), name), [found[place] for place in places]
+    pixels, labels = (
+        _check_pixels(content[b"data"], len(found), name),
+        [found[place] for place in places],
+    )
 
     def load(rows: Sequence[int], on_bad: OnBad) -> StoredImages:
-        return StoredImages(pixels[[places[row] for row in rows]], torch.tensor([labels[row] for row in rows]))
+        return StoredImages(
+            pixels[[places[row] for row in rows]], torch.tensor([labels[row] for row in rows])
+        )
 
     return _Listing(labels, load)
 
 
 def _check_pixels(data: Any, count: int, name: str) -> Tensor:
-    if not isinstance(data, numpy.ndarray) or data.dtype != numpy.uint8 or data.shape != (count, 3072):
-        found = f"{data.dtype} {data.shape}" if isinstance(data, numpy.ndarray) else type(data).__name__
-        raise DataError(f"{name}: 'data' must be a uint8 array of shape ({count}, 3072), found {found}")
+    if (
+        not isinstance(data, numpy.ndarray)
+        or data.dtype != numpy.uint8
+        or data.shape != (count, 3072)
+    ):
+        found = (
+            f"{data.dtype} {data.shape}" if isinstance(data, numpy.ndarray) else type(data).__name__
+        )
+        raise DataError(
+            f"{name}: 'data' must be a uint8 array of shape ({count}, 3072), found {found}"
+        )
     return torch.from_numpy(numpy.array(data, order="C")).view(count, 3, 32, 32)
 
 

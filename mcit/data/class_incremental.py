@@ -47,7 +47,9 @@ class Part:
     total: int  # classes known afterwards
     equal: bool = True  # whether all tasks of the sequence have as many classes
     pool: dict[str, Images] = field(default_factory=dict, repr=False)  # by split, read once
-    skipped: dict[str, BadRecords] = field(default_factory=dict, repr=False)  # by split, what was left out of it
+    skipped: dict[str, BadRecords] = field(
+        default_factory=dict, repr=False
+    )  # by split, what was left out of it
 
 
 class LabelledImages(NamedTuple):
@@ -78,10 +80,14 @@ class ClassIncrementalTask(Task):
 
     dataset: ClassVar[str]
     class_count: ClassVar[int]
-    sizes: ClassVar[Mapping[str, int]] = {}  # images of the official `train` and `eval`; none where they are generated
+    sizes: ClassVar[
+        Mapping[str, int]
+    ] = {}  # images of the official `train` and `eval`; none where they are generated
     home: ClassVar[str] = ""  # the folder below the root that they are usually in
     page: ClassVar[str] = ""  # where they are downloaded
-    archives: ClassVar[Mapping[str, str]] = {}  # what they come packed in, and the folder that it fills
+    archives: ClassVar[
+        Mapping[str, str]
+    ] = {}  # what they come packed in, and the folder that it fills
     first_recipe: ClassVar[Recipe] = FIRST_RECIPE
     later_recipe: ClassVar[Recipe] = LATER_RECIPE
     # faster on CPUs than 128, and the same bits: what passes between layers stays in the cache
@@ -94,8 +100,12 @@ class ClassIncrementalTask(Task):
         """The tasks of `dataset:split`; `recipe` among the options changes what it names in every task's recipe."""
         where = f"tasks.{cls.dataset}"
         if "part" in options:
-            raise ConfigError([f"'{where}.part' is no option: the split decides it, as in {cls.dataset}:{split}"])
-        whole = parse(cls, {key: value for key, value in options.items() if key != "recipe"}, where=where)
+            raise ConfigError(
+                [f"'{where}.part' is no option: the split decides it, as in {cls.dataset}:{split}"]
+            )
+        whole = parse(
+            cls, {key: value for key, value in options.items() if key != "recipe"}, where=where
+        )
         if whole.class_order_seed is None:
             whole = replace(whole, class_order_seed=seed, part=None, recipe=None)
         tasks, known = [], 0
@@ -103,14 +113,20 @@ class ClassIncrementalTask(Task):
         for size in sizes:
             part = replace(whole.part, known=known, total=known + size, equal=is_equal(sizes))
             task = replace(whole, part=part, recipe=None)
-            tasks.append(replace(task, recipe=task._change_recipe(options.get("recipe", {}), f"{where}.recipe")))
+            tasks.append(
+                replace(
+                    task, recipe=task._change_recipe(options.get("recipe", {}), f"{where}.recipe")
+                )
+            )
             known += size
         return tasks
 
     def __post_init__(self) -> None:
         self._check_options()
         if self.part is None:
-            order = order_classes(self.class_count, 1993 if self.class_order_seed is None else self.class_order_seed)
+            order = order_classes(
+                self.class_count, 1993 if self.class_order_seed is None else self.class_order_seed
+            )
             count = self.classes or self.class_count
             object.__setattr__(self, "part", Part(order[:count], known=0, total=count))
         if self.recipe is None:
@@ -121,7 +137,9 @@ class ClassIncrementalTask(Task):
     def _check_options(self) -> None:
         problems = []
         if self.classes is not None and not 1 <= self.classes <= self.class_count:
-            problems.append(f"'classes' must be 1..{self.class_count} of {self.dataset}, found {self.classes}")
+            problems.append(
+                f"'classes' must be 1..{self.class_count} of {self.dataset}, found {self.classes}"
+            )
         if self.class_order_seed is not None and not 0 <= self.class_order_seed < 2**32:
             problems.append(f"'class_order_seed' must be 0..2^32-1, found {self.class_order_seed}")
         for name in ("first_epochs", "later_epochs", "schedule_scale"):
@@ -137,11 +155,15 @@ class ClassIncrementalTask(Task):
         if isinstance(changes, Recipe):
             return changes
         if not isinstance(changes, Mapping):
-            raise ConfigError([f"'{where}' must be a section of names and values, found {changes!r}"])
+            raise ConfigError(
+                [f"'{where}' must be a section of names and values, found {changes!r}"]
+            )
         changed = parse(Recipe, {**to_dict(self.recipe), **changes}, where=where)
         if "milestones" in changes:
             return changed
-        return replace(changed, milestones=stretch_recipe(self._full_recipe(), changed.epochs).milestones)
+        return replace(
+            changed, milestones=stretch_recipe(self._full_recipe(), changed.epochs).milestones
+        )
 
     @property
     def known(self) -> int:
@@ -204,8 +226,13 @@ class ClassIncrementalTask(Task):
             counts = examples.labels.bincount(minlength=self.total)[self.known :]
             if (counts == 0).any():
                 label = self.part.order[self.known + int(counts.argmin())]
-                raise DataError(f"{self.dataset} in {self.root} has no {split} image of the class with label {label}")
-            first = [int((examples.labels == label).nonzero()[0]) for label in range(self.known, self.total)]
+                raise DataError(
+                    f"{self.dataset} in {self.root} has no {split} image of the class with label {label}"
+                )
+            first = [
+                int((examples.labels == label).nonzero()[0])
+                for label in range(self.known, self.total)
+            ]
             for index in first:  # decodes what is still in files
                 examples[index]
 
@@ -221,7 +248,10 @@ class ClassIncrementalTask(Task):
         """Of the whole data set: its tasks share what was read and what was left out of it."""
         nothing = BadRecords()
         return {
-            split: {"records": len(images.labels), "skipped": self.part.skipped.get(split, nothing).to_dict()}
+            split: {
+                "records": len(images.labels),
+                "skipped": self.part.skipped.get(split, nothing).to_dict(),
+            }
             for split, images in self.part.pool.items()
         }
 
@@ -251,7 +281,9 @@ class ClassIncrementalTask(Task):
             parts.append(DataPart(f"{split} images", images.digest[:32], images.times))
         return parts
 
-    def collate(self, examples: LabelledImages | Sequence[LabelledImages], processor: Any = None) -> Batch:
+    def collate(
+        self, examples: LabelledImages | Sequence[LabelledImages], processor: Any = None
+    ) -> Batch:
         """`pixel_values` and `labels`; training images are augmented, from the global torch generator."""
         if not isinstance(examples, LabelledImages):
             pixels = torch.stack([example.pixels for example in examples])
@@ -261,7 +293,9 @@ class ClassIncrementalTask(Task):
         return {"pixel_values": normalize(pixels, self.mean, self.std), "labels": examples.labels}
 
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
-        return functional.cross_entropy(logits[:, self.known : self.total], batch["labels"] - self.known)
+        return functional.cross_entropy(
+            logits[:, self.known : self.total], batch["labels"] - self.known
+        )
 
     def target(self, batch: Batch) -> Tensor:
         return batch["labels"]
@@ -295,7 +329,9 @@ class ClassExamples(Dataset):
 def stretch_recipe(recipe: Recipe, epochs: int) -> Recipe:
     """The recipe in so many epochs, its milestones at the same fractions, each at the nearest epoch but never at 0."""
     epochs = max(1, epochs)
-    milestones = tuple(max(1, _round(milestone * epochs / recipe.epochs)) for milestone in recipe.milestones)
+    milestones = tuple(
+        max(1, _round(milestone * epochs / recipe.epochs)) for milestone in recipe.milestones
+    )
     return replace(recipe, epochs=epochs, milestones=milestones)
 
 

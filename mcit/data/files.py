@@ -41,7 +41,9 @@ def read_bytes(path: Path, limit: int) -> bytes:
     with open_regular(path) as file:
         content = file.read(limit + 1)
     if len(content) > limit:
-        raise DataError(f"{path} has more than {limit:,} bytes, and is no file of these data; fetch it again")
+        raise DataError(
+            f"{path} has more than {limit:,} bytes, and is no file of these data; fetch it again"
+        )
     return content
 
 

@@ -107,7 +107,9 @@ class ImageCache:
         place = None if shelf is None else shelf.find(picture.name)
         if place is None:
             if shelf is not None and shelf.damaged:
-                self._complain(f"is not found, maybe because of {shelf.describe_damage()}", picture, "")
+                self._complain(
+                    f"is not found, maybe because of {shelf.describe_damage()}", picture, ""
+                )
             return None
         if not shelf.is_fresh(place, picture):
             self._complain("has changed since `mcit prepare`", picture, "")
@@ -164,7 +166,9 @@ class PreparedPicture:
 
 def cache_places(root: Path) -> tuple[Path, Path]:
     """Where the cache of a data root is looked for: in it, or beside parsed data where it cannot be written."""
-    digest = hashlib.blake2b(str(root.resolve()).encode("utf-8", "surrogateescape"), digest_size=6).hexdigest()
+    digest = hashlib.blake2b(
+        str(root.resolve()).encode("utf-8", "surrogateescape"), digest_size=6
+    ).hexdigest()
     return root / ".mcit" / "images", cache_folder() / "images" / f"{root.resolve().name}-{digest}"
 
 

@@ -68,7 +68,10 @@ class ImageFiles:
         images = (open_image(self.paths[row]) for row in rows.tolist())
         if training:
             draws = draw_rows(_draw_singly, len(rows))  # [rows, 4, attempts]
-            cut = [cut_random_box(image, self.size, numbers) for image, numbers in zip(images, draws, strict=True)]
+            cut = [
+                cut_random_box(image, self.size, numbers)
+                for image, numbers in zip(images, draws, strict=True)
+            ]
         else:
             cut = [self._cut_center(image, self.size) for image in images]
         return torch.stack([image_to_tensor(image) for image in cut])  # [rows, 3, size, size]
@@ -102,7 +105,10 @@ def image_to_tensor(image: Image.Image) -> Tensor:
 
 
 def store_images(
-    images: Iterable[tuple[str, Callable[[], Image.Image]]], labels: Sequence[int], side: int, on_bad: OnBad = refuse
+    images: Iterable[tuple[str, Callable[[], Image.Image]]],
+    labels: Sequence[int],
+    side: int,
+    on_bad: OnBad = refuse,
 ) -> StoredImages:
     """Named RGB images of `side` x `side` pixels as one tensor; one of another size, or that opens not, is bad."""
     pixels, good = torch.empty(len(labels), 3, side, side, dtype=torch.uint8), []
@@ -121,7 +127,9 @@ def store_images(
     return StoredImages(pixels[: len(good)], torch.tensor(good, dtype=torch.long))
 
 
-def store_files(files: Sequence[tuple[Path, int]], side: int, on_bad: OnBad = refuse) -> StoredImages:
+def store_files(
+    files: Sequence[tuple[Path, int]], side: int, on_bad: OnBad = refuse
+) -> StoredImages:
     """The images of (path, label) pairs in memory."""
     images = ((str(path), partial(open_image, path)) for path, _ in files)
     return store_images(images, [label for _, label in files], side, on_bad)
@@ -131,7 +139,11 @@ def list_images(folder: Path) -> list[Path]:
     """The image files of a folder, sorted by name; a folder that is missing or has none is a DataError."""
     if not folder.is_dir():
         raise DataError(f"image folder {folder} is missing")
-    found = [folder / entry.name for entry in list_folder(folder) if entry.is_file and _is_image(entry.name)]
+    found = [
+        folder / entry.name
+        for entry in list_folder(folder)
+        if entry.is_file and _is_image(entry.name)
+    ]
     if not found:
         raise DataError(f"image folder {folder} holds no image ({', '.join(sorted(_SUFFIXES))})")
     return found
@@ -140,15 +152,23 @@ def list_images(folder: Path) -> list[Path]:
 def list_folders(folder: Path) -> list[str]:
     """The names of a folder's folders, sorted: the position of a name is the label, as everywhere in the literature."""
     if not folder.is_dir():
-        raise DataError(f"folder {folder} is missing; it should hold one folder of images per class")
-    return [entry.name for entry in list_folder(folder) if entry.is_folder and not entry.name.startswith(".")]
+        raise DataError(
+            f"folder {folder} is missing; it should hold one folder of images per class"
+        )
+    return [
+        entry.name
+        for entry in list_folder(folder)
+        if entry.is_folder and not entry.name.startswith(".")
+    ]
 
 
 def _is_image(name: str) -> bool:
     return os.path.splitext(name)[1].lower() in _SUFFIXES
 
 
-def find_folder(root: Path | None, names: Sequence[str], fits: Callable[[Path], bool], needed: str) -> Path:
+def find_folder(
+    root: Path | None, names: Sequence[str], fits: Callable[[Path], bool], needed: str
+) -> Path:
     """The first of `root` and its subfolders `names` that `fits`; a DataError says what is `needed`."""
     if root is None:
         raise DataError(f"no data root given: {needed}")
@@ -160,7 +180,9 @@ def find_folder(root: Path | None, names: Sequence[str], fits: Callable[[Path], 
     raise DataError(f"{root} {NOT_HERE}: {needed} (looked in {looked})")
 
 
-def read_tiny_imagenet(root: Path | None, split: str, kept: Sequence[int], on_bad: OnBad = refuse) -> StoredImages:
+def read_tiny_imagenet(
+    root: Path | None, split: str, kept: Sequence[int], on_bad: OnBad = refuse
+) -> StoredImages:
     """Tiny-ImageNet in its official layout; labels are the 200 class ids in alphabetical order, `kept` some of them."""
     return store_files(list_tiny_imagenet(root, split, kept, on_bad), side=64, on_bad=on_bad)
 
@@ -177,10 +199,16 @@ def list_tiny_imagenet(
     )
     names = list_folders(folder / "train")
     if len(names) != 200:
-        raise DataError(f"{folder / 'train'} holds {len(names)} class folders where Tiny-ImageNet has 200")
+        raise DataError(
+            f"{folder / 'train'} holds {len(names)} class folders where Tiny-ImageNet has 200"
+        )
     wanted = {names[label]: label for label in kept}
     if split == "train":
-        return [(path, label) for n, label in wanted.items() for path in list_images(folder / "train" / n / "images")]
+        return [
+            (path, label)
+            for n, label in wanted.items()
+            for path in list_images(folder / "train" / n / "images")
+        ]
     return _list_annotated(folder / "val", names, wanted, on_bad)
 
 
@@ -189,7 +217,9 @@ def _list_annotated(
 ) -> list[tuple[Path, int]]:
     annotations = folder / "val_annotations.txt"
     if not annotations.is_file():
-        raise DataError(f"{annotations} is missing; it names the class of every image in {folder / 'images'}")
+        raise DataError(
+            f"{annotations} is missing; it names the class of every image in {folder / 'images'}"
+        )
     try:
         lines = read_bytes(annotations, _MOST_BYTES).decode("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -235,7 +265,9 @@ def read_imagenet_subset(
     part = folder / ("train" if split == "train" else "val")
     listed = [(path, label) for label in kept for path in list_images(part / names[label])]
     if on_bad is not refuse:
-        bad = find_bad_pictures([Picture(path, str(path)) for path, _ in listed], f"open all images of {part}")
+        bad = find_bad_pictures(
+            [Picture(path, str(path)) for path, _ in listed], f"open all images of {part}"
+        )
         for error in bad.values():
             on_bad(error)
         listed = [(path, label) for path, label in listed if str(path) not in bad]
@@ -261,7 +293,9 @@ def _subset_names(train: Path, class_list: str | None) -> list[str]:
         )
     missing = sorted(set(lists[class_list]) - set(folders))
     if missing:
-        raise DataError(f"{train} lacks {len(missing)} of the 100 classes of list {class_list!r}, {missing[0]} first")
+        raise DataError(
+            f"{train} lacks {len(missing)} of the 100 classes of list {class_list!r}, {missing[0]} first"
+        )
     return sorted(lists[class_list])
 
 

@@ -24,7 +24,9 @@ from mcit.task import DataError
 
 # What the data sets come in, under whatever suffix. Pillow knows more, and some of it runs other programs.
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF")
-MOST_PIXELS = Image.MAX_IMAGE_PIXELS or 89_478_485  # of a picture; more would fill the memory of every worker
+MOST_PIXELS = (
+    Image.MAX_IMAGE_PIXELS or 89_478_485
+)  # of a picture; more would fill the memory of every worker
 # One side over the other. A picture is scaled by its shorter side: a file of 300 bytes that holds 1 x 60,000 pixels
 # would take gigabytes once it is 256 pixels wide.
 MOST_RATIO = 200
@@ -84,7 +86,9 @@ class ImageFolder:
     prefix: str = ""  # the folder's own path below the data root
 
     @classmethod
-    def listed(cls, path: Path, key: Callable[[str], Any], remedy: str, prefix: str = "") -> ImageFolder:
+    def listed(
+        cls, path: Path, key: Callable[[str], Any], remedy: str, prefix: str = ""
+    ) -> ImageFolder:
         """List the folder once. `key` gives a relative path's key, None for a file that does not matter."""
         if not path.is_dir():
             raise DataError(f"no image folder {path}; {remedy}")
@@ -129,7 +133,9 @@ def stem(name: str) -> str:
 
 def coco_id(name: str) -> int | None:
     """Key: the number in `COCO_train2014_000000000009.jpg` or `000000000009.jpg`."""
-    match = re.fullmatch(r"(?:COCO_[a-z]+\d+_)?(\d+)\.(?:jpg|jpeg|png)", file_name(name), re.IGNORECASE)
+    match = re.fullmatch(
+        r"(?:COCO_[a-z]+\d+_)?(\d+)\.(?:jpg|jpeg|png)", file_name(name), re.IGNORECASE
+    )
     return int(match[1]) if match else None
 
 
@@ -141,7 +147,13 @@ def whole_name(name: str) -> str:
 def stays_inside(name: str) -> bool:
     """Whether a name out of an annotation can only mean something below the folder it is looked up in."""
     path = PurePosixPath(name)
-    return bool(name) and not path.is_absolute() and ".." not in path.parts and "\\" not in name and "\0" not in name
+    return (
+        bool(name)
+        and not path.is_absolute()
+        and ".." not in path.parts
+        and "\\" not in name
+        and "\0" not in name
+    )
 
 
 def open_image(path: Path) -> Image.Image:
@@ -193,7 +205,9 @@ def _opened(source: Path | BinaryIO, name: str) -> Iterator[Image.Image]:
         raise
     except _DAMAGE as error:
         reason = TOO_LARGE if isinstance(error, Image.DecompressionBombError) else UNREADABLE
-        raise BadRecord(f"{name} is no readable image ({_first_line(error)}); fetch it again", reason) from error
+        raise BadRecord(
+            f"{name} is no readable image ({_first_line(error)}); fetch it again", reason
+        ) from error
 
 
 def _opened_file(source: Path | BinaryIO) -> BinaryIO:

@@ -38,7 +38,10 @@ class LazyExamples(Dataset):
     def __getitems__(self, indices: Sequence[int]) -> list[Row]:
         """A batch in one read of the table, ten times faster than row by row."""
         columns = self.table[list(indices)]
-        rows = (dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True))
+        rows = (
+            dict(zip(columns, values, strict=True))
+            for values in zip(*columns.values(), strict=True)
+        )
         return [self._open(row) for row in rows]
 
     def _open(self, row: Row) -> Row:

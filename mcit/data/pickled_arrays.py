@@ -62,7 +62,16 @@ class _Array:
 
 _EMPTY = [(_Name.ARRAY, (0,), code) for code in (b"b", "b")]
 _DESCRIPTIONS = [(3, order, None, None, None, -1, -1, 0) for order in (b"|", "|")]
-_DAMAGE = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, EOFError, MemoryError, RecursionError)
+_DAMAGE = (
+    ValueError,
+    TypeError,
+    LookupError,
+    ArithmeticError,
+    AttributeError,
+    EOFError,
+    MemoryError,
+    RecursionError,
+)
 
 
 def read_pickle(opened: BinaryIO) -> Any:
@@ -169,7 +178,9 @@ class _Reader:
 
     def _extend(self, items: list[Any]) -> None:
         target = self.stack[-1]
-        if type(target) is not list or not all(isinstance(item, (int, bytes, str)) for item in items):
+        if type(target) is not list or not all(
+            isinstance(item, (int, bytes, str)) for item in items
+        ):
             raise RefusedPickle("it holds a list of more than numbers and strings")
         target.extend(items)
 
@@ -222,7 +233,9 @@ class _Reader:
         elif called is _Name.TYPE and _is_bytes_type(given):
             self.stack.append(_Bytes())
         else:
-            raise RefusedPickle("it makes something that is no array of bytes, and only these are read")
+            raise RefusedPickle(
+                "it makes something that is no array of bytes, and only these are read"
+            )
 
     def _build(self, argument: Any) -> None:
         state = self.stack.pop()
@@ -252,7 +265,9 @@ def _is_bytes_type(given: Any) -> bool:
     if type(given) is not tuple or len(given) != 3 or given[1:] != (0, 1):
         return False
     if given[0] not in (b"u1", "u1"):
-        raise RefusedPickle(f"it holds an array of {given[0]!r:.20}, and only arrays of bytes (u1) are read")
+        raise RefusedPickle(
+            f"it holds an array of {given[0]!r:.20}, and only arrays of bytes (u1) are read"
+        )
     return True
 
 
@@ -261,9 +276,17 @@ def _make_array(state: Any) -> np.ndarray:
     if type(state) is not tuple or len(state) != 5 or state[0] != 1:
         raise RefusedPickle("it makes an array in a way that arrays are not saved in")
     _, shape, kind, by_columns, data = state
-    if not isinstance(kind, _Bytes) or not kind.described or not isinstance(by_columns, (bool, int)):
+    if (
+        not isinstance(kind, _Bytes)
+        or not kind.described
+        or not isinstance(by_columns, (bool, int))
+    ):
         raise RefusedPickle("it makes an array in a way that arrays are not saved in")
-    if type(shape) is not tuple or len(shape) > _MOST_SIDES or not all(type(side) is int for side in shape):
+    if (
+        type(shape) is not tuple
+        or len(shape) > _MOST_SIDES
+        or not all(type(side) is int for side in shape)
+    ):
         raise RefusedPickle("it holds an array of no shape")
     if type(data) is not bytes or min(shape, default=0) < 0 or math.prod(shape) != len(data):
         raise RefusedPickle(f"it holds an array of shape {shape} with other bytes than that")

@@ -21,17 +21,23 @@ def count_jobs(wanted: int | None = None) -> int:
     """How many processes to use: as many as wanted, else one for every processor that this one may use."""
     if wanted is not None:
         return wanted
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    usable = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     return min(usable, _MOST)
 
 
-def map_pieces(work: Callable[..., Result], pieces: Sequence[Any], jobs: int) -> Iterator[tuple[Any, Result]]:
+def map_pieces(
+    work: Callable[..., Result], pieces: Sequence[Any], jobs: int
+) -> Iterator[tuple[Any, Result]]:
     """Each piece with what `work` makes of it, in whatever order they are done; one job works in this process."""
     if jobs == 1 or len(pieces) <= 1:
         yield from ((piece, work(piece)) for piece in pieces)
         return
     waiting = iter(pieces)
-    with ProcessPoolExecutor(min(jobs, len(pieces)), initializer=_begin_worker, initargs=(os.getpid(),)) as pool:
+    with ProcessPoolExecutor(
+        min(jobs, len(pieces)), initializer=_begin_worker, initargs=(os.getpid(),)
+    ) as pool:
         running: dict[Future, Any] = {}
         try:
             while True:
@@ -44,9 +50,13 @@ def map_pieces(work: Callable[..., Result], pieces: Sequence[Any], jobs: int) ->
                 for future in done:
                     yield running.pop(future), future.result()
         except BrokenProcessPool:
-            raise DataError("a worker process was killed, maybe for want of memory; try --jobs 1") from None
+            raise DataError(
+                "a worker process was killed, maybe for want of memory; try --jobs 1"
+            ) from None
         finally:
-            pool.shutdown(cancel_futures=True)  # what is under way is finished, the rest is not begun
+            pool.shutdown(
+                cancel_futures=True
+            )  # what is under way is finished, the rest is not begun
 
 
 def _begin_worker(parent: int) -> None:

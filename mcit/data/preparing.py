@@ -37,7 +37,9 @@ class Work:
     resizing: Resizing
     pictures: list[Picture]  # to be resized
     kept: int = 0  # that the cache holds already
-    outdated: list[Path] = field(default_factory=list)  # shards to be removed, and what they hold to be made anew
+    outdated: list[Path] = field(
+        default_factory=list
+    )  # shards to be removed, and what they hold to be made anew
     bytes: int = 0  # about what the pictures will take
 
 
@@ -60,7 +62,9 @@ def collect_pictures(task: Any, split: Split) -> dict[str, Picture]:
     return found
 
 
-def plan_work(root: Path, pictures: Sequence[Picture], resizing: Resizing, verify: bool = False) -> Work:
+def plan_work(
+    root: Path, pictures: Sequence[Picture], resizing: Resizing, verify: bool = False
+) -> Work:
     """Which pictures are missing from the cache, stale or, with `verify`, damaged in it."""
     folder = choose_place(root) / resizing.name
     shelf = load_shelf(folder) if folder.is_dir() else Shelf(folder)
@@ -71,9 +75,13 @@ def plan_work(root: Path, pictures: Sequence[Picture], resizing: Resizing, verif
             outdated.add(shelf.paths[shelf.shards[place]])
     if verify:
         outdated |= _find_damaged(shelf, outdated)
-    held = [place is not None and shelf.paths[shelf.shards[place]] not in outdated for place in places]
+    held = [
+        place is not None and shelf.paths[shelf.shards[place]] not in outdated for place in places
+    ]
     missing = [picture for picture, there in zip(pictures, held, strict=True) if not there]
-    return Work(folder, resizing, missing, sum(held), sorted(outdated), _guess_bytes(missing, resizing))
+    return Work(
+        folder, resizing, missing, sum(held), sorted(outdated), _guess_bytes(missing, resizing)
+    )
 
 
 def do_work(work: Work, jobs: int) -> Done:
@@ -100,10 +108,16 @@ def _cut(pictures: Sequence[Picture]) -> list[list[Picture]]:
     folders: dict[str, list[Picture]] = {}
     for picture in pictures:
         folders.setdefault(picture.name.partition("/")[0], []).append(picture)
-    return [held[start : start + _PIECE] for held in folders.values() for start in range(0, len(held), _PIECE)]
+    return [
+        held[start : start + _PIECE]
+        for held in folders.values()
+        for start in range(0, len(held), _PIECE)
+    ]
 
 
-def _resize_piece(pictures: Sequence[Picture], folder: Path, resizing: Resizing) -> tuple[int, int, dict[str, str]]:
+def _resize_piece(
+    pictures: Sequence[Picture], folder: Path, resizing: Resizing
+) -> tuple[int, int, dict[str, str]]:
     problems: dict[str, str] = {}
 
     def resize() -> Iterator[tuple[str, bytes, np.ndarray]]:
@@ -117,14 +131,20 @@ def _resize_piece(pictures: Sequence[Picture], folder: Path, resizing: Resizing)
     try:
         count, size = write_shard(folder, resize())
     except OSError as error:
-        raise DataError(f"cannot write to {folder}: {error.strerror}; what is done so far is kept") from None
+        raise DataError(
+            f"cannot write to {folder}: {error.strerror}; what is done so far is kept"
+        ) from None
     return count, size, problems
 
 
 def _guess_bytes(pictures: Sequence[Picture], resizing: Resizing) -> int:
     """About how much room pictures will take, from a few of them."""
     sizes = []
-    for place in np.unique(np.linspace(0, len(pictures) - 1, _TRIED).astype(int)).tolist() if pictures else ():
+    for place in (
+        np.unique(np.linspace(0, len(pictures) - 1, _TRIED).astype(int)).tolist()
+        if pictures
+        else ()
+    ):
         try:
             sizes.append(len(pack(resizing.read(pictures[place].open()))))
         except DataError:
@@ -143,7 +163,9 @@ def _check_room(work: Work) -> None:
 
 def _find_damaged(shelf: Shelf, known: set[Path]) -> set[Path]:
     damaged = set()
-    for place in tqdm(range(len(shelf)), "verify the cache", unit=" images", leave=False, disable=None, delay=1):
+    for place in tqdm(
+        range(len(shelf)), "verify the cache", unit=" images", leave=False, disable=None, delay=1
+    ):
         path = shelf.paths[shelf.shards[place]]
         if path not in known and path not in damaged:
             try:
@@ -160,5 +182,7 @@ def _alone(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise DataError(f"another `mcit prepare` is filling {folder}; wait until it is done") from None
+            raise DataError(
+                f"another `mcit prepare` is filling {folder}; wait until it is done"
+            ) from None
         yield

@@ -20,7 +20,13 @@ _LARGEST = 1 << 63  # of the whole numbers a table can hold
 _MOST_BYTES = 1 << 26  # of a JSON file that is read in one go
 _ABSENT = object()
 _REFETCH = "the file may be cut short, fetch it again"
-_NAMES = {str: "text", int: "a whole number", list: "a list", dict: "an object", bool: "true or false"}
+_NAMES = {
+    str: "text",
+    int: "a whole number",
+    list: "a list",
+    dict: "an object",
+    bool: "true or false",
+}
 
 
 class DataProblems(DataError):
@@ -65,10 +71,13 @@ class Record:
             value = self._look_closer(names, kind if isinstance(kind, tuple) else (kind,))
         if type(value) is str and not value.isascii() and not is_text(value):
             raise self.error(
-                f"a text holds half a character (a lone surrogate), found {value!a:.40}", "half a character"
+                f"a text holds half a character (a lone surrogate), found {value!a:.40}",
+                "half a character",
             )
         if type(value) is int and not -_LARGEST <= value < _LARGEST:
-            raise self.error(f"{names[0]!r} is a number of more than 64 bits", "a number of more than 64 bits")
+            raise self.error(
+                f"{names[0]!r} is a number of more than 64 bits", "a number of more than 64 bits"
+            )
         return value
 
     def items(self, name: str) -> list[Record]:
@@ -81,7 +90,9 @@ class Record:
 
     def error(self, text: str, reason: str = "") -> BadRecord:
         """A BadRecord that names this record; where no reason is given, it is the text up to what was found."""
-        return BadRecord(f"{self.path}, record {self.number}: {text}", reason or text.partition(", found ")[0])
+        return BadRecord(
+            f"{self.path}, record {self.number}: {text}", reason or text.partition(", found ")[0]
+        )
 
     def _look_closer(self, names: tuple[str, ...], kinds: tuple[type, ...]) -> Any:
         name = next((name for name in names if name in self.fields), None)
@@ -91,7 +102,9 @@ class Record:
             raise self.error(f"{wanted} (fields: {shorten_text(have)})", wanted)
         value = self.fields[name]
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-            raise self.error(f"{name!r} must be {' or '.join(_NAMES[k] for k in kinds)}, found {shorten(value)}")
+            raise self.error(
+                f"{name!r} must be {' or '.join(_NAMES[k] for k in kinds)}, found {shorten(value)}"
+            )
         return value
 
 
@@ -124,7 +137,9 @@ def read_records(
                     raise bad
                 on_bad(bad)
     except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start}); fetch it again") from None
+        raise DataError(
+            f"{path} is not UTF-8 text ({error.reason} at byte {error.start}); fetch it again"
+        ) from None
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
 
@@ -143,7 +158,9 @@ def read_json(path: Path) -> Any:
 
 def shorten(value: Any) -> str:
     """A value as it reads in an error message."""
-    return shorten_text(ascii(value) if isinstance(value, str) and not is_text(value) else repr(value))
+    return shorten_text(
+        ascii(value) if isinstance(value, str) and not is_text(value) else repr(value)
+    )
 
 
 def shorten_text(text: str) -> str:
@@ -164,7 +181,9 @@ def _read_items(path: Path, file: TextIO, key: str | None) -> Iterator[tuple[int
 
 
 def _no_object(path: Path, number: int, item: Any) -> BadRecord:
-    return BadRecord(f"{path}, record {number}: expected an object, found {shorten(item)}", "no object")
+    return BadRecord(
+        f"{path}, record {number}: expected an object, found {shorten(item)}", "no object"
+    )
 
 
 def _explain(error: Exception) -> str:
@@ -195,7 +214,11 @@ class _Window:
     def take(self, *marks: str) -> str:
         found = self.peek()
         if found not in marks:
-            raise self._error(f"expected {' or '.join(map(repr, marks))}, found {found!r}" if found else "it ends here")
+            raise self._error(
+                f"expected {' or '.join(map(repr, marks))}, found {found!r}"
+                if found
+                else "it ends here"
+            )
         self.at += 1
         return found
 
@@ -205,11 +228,16 @@ class _Window:
             try:
                 value, end = self.decoder.raw_decode(self.buffer, self.at)
             except (ValueError, RecursionError) as error:
-                arriving = isinstance(error, json.JSONDecodeError) and len(self.buffer) - self.at <= _LONGEST
+                arriving = (
+                    isinstance(error, json.JSONDecodeError)
+                    and len(self.buffer) - self.at <= _LONGEST
+                )
                 if self.ended or not arriving:
                     raise self._error(_explain(error)) from None
             else:
-                if end < len(self.buffer) or self.ended:  # at the very edge a number may still go on
+                if (
+                    end < len(self.buffer) or self.ended
+                ):  # at the very edge a number may still go on
                     self.at = end
                     return value
             self._fill()
@@ -267,5 +295,7 @@ def _lines(path: Path, file: TextIO) -> Iterator[tuple[int, Any]]:
         except (ValueError, RecursionError) as error:
             text = f"{path}, record {number}: not valid JSON ({_explain(error)})"
             if not line.endswith("\n"):  # whatever followed is lost too, and nobody knows how much
-                raise DataError(f"{text}, and the file ends in it; it is cut short, fetch it again") from None
+                raise DataError(
+                    f"{text}, and the file ends in it; it is cut short, fetch it again"
+                ) from None
             yield number, BadRecord(f"{text}; {_REFETCH}", "not valid JSON")

@@ -31,13 +31,17 @@ class Resizing:
         """The width and height that an image of this size gets."""
         scale = self.shorter / min(width, height)
         # the side that becomes `shorter` is not multiplied, so that no rounding can touch it
-        wide, tall = (scale * width, self.shorter) if height < width else (self.shorter, scale * height)
+        wide, tall = (
+            (scale * width, self.shorter) if height < width else (self.shorter, scale * height)
+        )
         limit = int(_LONGER * self.shorter)
         if max(wide, tall) > limit:
             scale = limit / max(wide, tall)
             wide, tall = scale * wide, scale * tall
         # A very long image would be rounded down to a side of nothing: it keeps one patch.
-        wide, tall = (max(int(side + 0.5) // self.divisor, 1) * self.divisor for side in (wide, tall))
+        wide, tall = (
+            max(int(side + 0.5) // self.divisor, 1) * self.divisor for side in (wide, tall)
+        )
         return wide, tall
 
     def read(self, image: Image.Image) -> np.ndarray:

@@ -63,7 +63,9 @@ class SoftAccuracy(Score):
     }
 
     def _compute(self, predictions: list[int], references: list, scores: list) -> dict[str, float]:
-        hits = np.equal(np.asarray(predictions)[:, None], np.asarray(references))  # [examples, annotators]
+        hits = np.equal(
+            np.asarray(predictions)[:, None], np.asarray(references)
+        )  # [examples, annotators]
         return {"score": 100 * float(np.mean(np.sum(hits * np.asarray(scores), axis=1)))}
 
 
@@ -76,7 +78,12 @@ class PairAccuracy(Score):
     summary = "The share of right predictions, and of sentences that are right throughout."
     columns: ClassVar = {"predictions": _WHOLE, "references": _WHOLE, "groups": _WHOLE}
 
-    def _compute(self, predictions: list[int], references: list[int], groups: list[int]) -> dict[str, float]:
+    def _compute(
+        self, predictions: list[int], references: list[int], groups: list[int]
+    ) -> dict[str, float]:
         right = np.equal(predictions, references)
         sentences, failed = np.unique(groups).size, np.unique(np.asarray(groups)[~right]).size
-        return {"score": 100 * float(right.mean()), "consistency": 100 * (sentences - failed) / sentences}
+        return {
+            "score": 100 * float(right.mean()),
+            "consistency": 100 * (sentences - failed) / sentences,
+        }

@@ -51,11 +51,15 @@ def _draw_class(label: int, split: str, count: int) -> ndarray:
     random = numpy.random.default_rng([_SEED, label, list(PER_CLASS).index(split)])
     u, v, radius = _place(random, count)
     distance = _FORMS[form](u, v) * radius
-    cover = numpy.clip(0.5 - distance * SIDE / 2, 0, 1)[:, None]  # [images, 1, side, side], soft at the edge
+    cover = numpy.clip(0.5 - distance * SIDE / 2, 0, 1)[
+        :, None
+    ]  # [images, 1, side, side], soft at the edge
     paint = _colors(random, count, _HUES[family], saturation=(0.35, 1.0), value=(0.45, 1.0))
     if fill == "striped":
         paint = paint * _stripes(random, count, u, v)[:, None]
-    ground = _colors(random, count, (0.0, 1.0), saturation=(0.0, 0.6), value=(0.15, 0.9)) * _shade(random, count)
+    ground = _colors(random, count, (0.0, 1.0), saturation=(0.0, 0.6), value=(0.15, 0.9)) * _shade(
+        random, count
+    )
     picture = cover * paint + (1 - cover) * ground  # [images, 3, side, side]
     picture = picture + random.normal(0, 0.05, picture.shape)
     return numpy.clip(numpy.rint(255 * picture), 0, 255).astype(numpy.uint8)
@@ -68,7 +72,11 @@ def _place(random: numpy.random.Generator, count: int) -> tuple[ndarray, ndarray
     radius = random.uniform(0.5, 0.8, (count, 1, 1))
     angle = random.uniform(0, 2 * numpy.pi, (count, 1, 1))
     x, y = (x - center_x) / radius, (y - center_y) / radius
-    return x * numpy.cos(angle) + y * numpy.sin(angle), y * numpy.cos(angle) - x * numpy.sin(angle), radius
+    return (
+        x * numpy.cos(angle) + y * numpy.sin(angle),
+        y * numpy.cos(angle) - x * numpy.sin(angle),
+        radius,
+    )
 
 
 def _grid() -> tuple[ndarray, ndarray]:
@@ -78,7 +86,9 @@ def _grid() -> tuple[ndarray, ndarray]:
 
 def _stripes(random: numpy.random.Generator, count: int, u: ndarray, v: ndarray) -> ndarray:
     """1 on one half of the stripes, darker on the other."""
-    phase, frequency, dark = random.uniform([[0], [5], [0.3]], [[6.28], [9], [0.6]], (3, count))[..., None, None]
+    phase, frequency, dark = random.uniform([[0], [5], [0.3]], [[6.28], [9], [0.6]], (3, count))[
+        ..., None, None
+    ]
     return numpy.where(numpy.sin(frequency * (u + 0.3 * v) + phase) > 0, 1.0, dark)
 
 

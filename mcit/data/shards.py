@@ -89,7 +89,17 @@ def write_shard(folder: Path, pictures: Iterable[tuple[str, bytes, np.ndarray]])
             for name, stamp, pixels in pictures:
                 data = pack(pixels)
                 height, width = pixels.shape[:2]
-                entries.append((*hash_name(name), stamp, file.tell(), len(data), zlib.crc32(data), height, width))
+                entries.append(
+                    (
+                        *hash_name(name),
+                        stamp,
+                        file.tell(),
+                        len(data),
+                        zlib.crc32(data),
+                        height,
+                        width,
+                    )
+                )
                 file.write(data)
             table = np.array(entries, ENTRY).tobytes()
             file.write(table + _FOOTER.pack(file.tell(), len(entries), zlib.crc32(table), _MARK))

@@ -22,10 +22,16 @@ def order_classes(classes: int, seed: int) -> list[int]:
 def parse_split(split: str | None, classes: int, name: str) -> list[int]:
     """The number of classes of each task: `10x5` is 10 tasks of 5; `50+10x5` is 50 classes, then 10 tasks of 5."""
     if split is None:
-        raise ConfigError([f"{name!r} needs a split, such as {name}:{_fitting(classes)[0]} ({_help(classes)})"])
+        raise ConfigError(
+            [f"{name!r} needs a split, such as {name}:{_fitting(classes)[0]} ({_help(classes)})"]
+        )
     match = _GRAMMAR.fullmatch(split)
     if match is None:
-        raise ConfigError([f"split '{name}:{split}' is neither TASKSxSIZE nor START+TASKSxSIZE ({_help(classes)})"])
+        raise ConfigError(
+            [
+                f"split '{name}:{split}' is neither TASKSxSIZE nor START+TASKSxSIZE ({_help(classes)})"
+            ]
+        )
     start, tasks, size = (int(match[group] or 0) for group in ("start", "tasks", "size"))
     if tasks == 0 or size == 0 or match["start"] == "0":
         raise ConfigError([f"split '{name}:{split}' has an empty task ({_help(classes, start)})"])

@@ -54,11 +54,15 @@ def iterate_pictures(
                 yield start + place, error
 
 
-def find_bad_pictures(pictures: Sequence[Picture], title: str, jobs: int | None = None) -> dict[str, BadRecord]:
+def find_bad_pictures(
+    pictures: Sequence[Picture], title: str, jobs: int | None = None
+) -> dict[str, BadRecord]:
     """Why pictures cannot be opened, by name; every one is read to its end."""
     pieces = [pictures[start : start + _PIECE] for start in range(0, len(pictures), _PIECE)]
     bad: dict[str, BadRecord] = {}
-    with tqdm(total=len(pictures), desc=title, unit=" images", leave=False, disable=None, delay=1) as bar:
+    with tqdm(
+        total=len(pictures), desc=title, unit=" images", leave=False, disable=None, delay=1
+    ) as bar:
         for piece, found in map_pieces(_verify, pieces, count_jobs(jobs) if len(pieces) > 4 else 1):
             bad.update({name: BadRecord(*error) for name, error in found.items()})
             bar.update(len(piece))

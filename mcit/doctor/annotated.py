@@ -52,7 +52,10 @@ def _fetch(task: AnnotatedTask) -> str:
 
 
 def _read_table(task: AnnotatedTask, split: str, finding: Finding) -> datasets.Dataset | None:
-    root, absent = task.path(), [path for path in task.files(task.splits[split]) if not path.is_file()]
+    root, absent = (
+        task.path(),
+        [path for path in task.files(task.splits[split]) if not path.is_file()],
+    )
     for path in absent:
         problem = explain_missing(root, path, task.archives, _fetch(task))
         finding.add(problem.text, problem.remedy, problem.status)
@@ -64,7 +67,9 @@ def _read_table(task: AnnotatedTask, split: str, finding: Finding) -> datasets.D
         return _read_the_rest(task, split, error, finding)
 
 
-def _read_the_rest(task: AnnotatedTask, split: str, error: DataError, finding: Finding) -> datasets.Dataset | None:
+def _read_the_rest(
+    task: AnnotatedTask, split: str, error: DataError, finding: Finding
+) -> datasets.Dataset | None:
     """The table of the records that are right, where the others could be left out."""
     lenient = replace(task, on_bad_record="skip")
     try:
@@ -89,15 +94,25 @@ def _list_folder(task: AnnotatedTask, official: str, finding: Finding) -> ImageF
 
 
 def _count_images(
-    task: AnnotatedTask, split: str, table: datasets.Dataset, images: ImageFolder | None, finding: Finding
+    task: AnnotatedTask,
+    split: str,
+    table: datasets.Dataset,
+    images: ImageFolder | None,
+    finding: Finding,
 ) -> None:
     found = finding.splits[split]
-    columns = {column: arrow_compute.unique(table.data.column(column)).to_pylist() for column in task.image_columns}
+    columns = {
+        column: arrow_compute.unique(table.data.column(column)).to_pylist()
+        for column in task.image_columns
+    }
     found.files = sum(map(len, columns.values()))
     if images is None:
         found.absent = found.files
         return
-    absent = {column: [name for name in names if name not in images.index] for column, names in columns.items()}
+    absent = {
+        column: [name for name in names if name not in images.index]
+        for column, names in columns.items()
+    }
     found.absent = sum(map(len, absent.values()))
     if not found.absent:
         return
@@ -127,11 +142,20 @@ def _compare_names(wanted: Any, images: ImageFolder) -> str:
 
 
 def _open_images(
-    task: AnnotatedTask, split: str, table: datasets.Dataset, images: ImageFolder, deep: bool, finding: Finding
+    task: AnnotatedTask,
+    split: str,
+    table: datasets.Dataset,
+    images: ImageFolder,
+    deep: bool,
+    finding: Finding,
 ) -> None:
     file, bad = task.files(task.splits[split])[-1], {}
     if deep:
-        bad = {row: str(error) for row, error in find_bad_rows(task, table, images).items() if _is_there(error)}
+        bad = {
+            row: str(error)
+            for row, error in find_bad_rows(task, table, images).items()
+            if _is_there(error)
+        }
     else:
         for row in np.unique(np.linspace(0, len(table) - 1, _SAMPLE).astype(int)).tolist():
             if all(table[row][column] in images.index for column in task.image_columns):
@@ -143,20 +167,31 @@ def _open_images(
         row, error = next(iter(bad.items()))
         tried = len(table) if deep else min(_SAMPLE, len(table))
         text = f"{len(bad):,} of {tried:,} examples that were opened have a bad image"
-        finding.add(f"{text}, first {file}, record {table[row]['record']}: {error}", SKIP, "fixable")
+        finding.add(
+            f"{text}, first {file}, record {table[row]['record']}: {error}", SKIP, "fixable"
+        )
 
 
 def _is_there(error: DataError) -> bool:
     return getattr(error, "reason", "") != "image missing"  # those are counted from the listing
 
 
-def _compare_splits(task: AnnotatedTask, tables: dict[str, datasets.Dataset], finding: Finding) -> None:
+def _compare_splits(
+    task: AnnotatedTask, tables: dict[str, datasets.Dataset], finding: Finding
+) -> None:
     """The same example in both splits would be learned and then scored."""
     train, held_out = (tables[split].data.column("id") for split in ("train", "eval"))
-    shared = arrow_compute.sum(arrow_compute.is_in(held_out, value_set=train.combine_chunks())).as_py()
-    if shared and tables["eval"][0]["id"] != str(tables["eval"][0]["record"]):  # numbered where the file has no ids
+    shared = arrow_compute.sum(
+        arrow_compute.is_in(held_out, value_set=train.combine_chunks())
+    ).as_py()
+    if shared and tables["eval"][0]["id"] != str(
+        tables["eval"][0]["record"]
+    ):  # numbered where the file has no ids
         names = " and ".join(task.splits[split] for split in ("train", "eval"))
-        finding.add(f"{shared:,} examples are in {names} alike", f"download the split's own file from {task.page}")
+        finding.add(
+            f"{shared:,} examples are in {names} alike",
+            f"download the split's own file from {task.page}",
+        )
 
 
 def _add_remarks(task: AnnotatedTask, finding: Finding) -> None:
@@ -179,7 +214,9 @@ def _look_at_cache(task: AnnotatedTask, finding: Finding) -> None:
     for name, shelf in cache.shelves.items():
         places = [(shelf.find(picture.name), picture) for picture in pictures]
         held = sum(place is not None for place, _ in places)
-        stale = sum(place is not None and not shelf.is_fresh(place, picture) for place, picture in places)
+        stale = sum(
+            place is not None and not shelf.is_fresh(place, picture) for place, picture in places
+        )
         lead = f"image cache {name}: {held:,} of {len(pictures):,} images"
         if shelf.damaged or stale:
             changed = f"{stale:,} changed since, " if stale else ""

@@ -49,13 +49,19 @@ def _explain(task: ClassIncrementalTask, error: DataError, finding: Finding) -> 
     fetch = f"download from {task.page} and put it in {shlex.quote(str(root / task.home))}"
     problem = explain_missing(root, root / task.home, task.archives, fetch)
     needed = text.partition(f"{NOT_HERE}: ")[2].partition(" (looked in")[0]
-    finding.add(needed if problem.text.endswith(MISSING) else problem.text, problem.remedy, problem.status)
+    finding.add(
+        needed if problem.text.endswith(MISSING) else problem.text, problem.remedy, problem.status
+    )
 
 
-def _count_classes(task: ClassIncrementalTask, present: dict[str, Counter[int]], finding: Finding) -> list[int]:
+def _count_classes(
+    task: ClassIncrementalTask, present: dict[str, Counter[int]], finding: Finding
+) -> list[int]:
     """The labels that can be learned: all, or as many of the class order as are there from its start."""
     both = present["train"].keys() & present["eval"].keys()
-    order = order_classes(task.class_count, 1993 if task.class_order_seed is None else task.class_order_seed)
+    order = order_classes(
+        task.class_count, 1993 if task.class_order_seed is None else task.class_order_seed
+    )
     usable = next((place for place, label in enumerate(order) if label not in both), len(order))
     wanted = task.classes or task.class_count
     if usable >= wanted:
@@ -72,14 +78,25 @@ def _count_classes(task: ClassIncrementalTask, present: dict[str, Counter[int]],
 
 def _split_evenly(classes: int) -> str:
     """Ten tasks where that makes sense, else five, else one for each class."""
-    tasks = next((tasks for tasks in (10, 5) if classes % tasks == 0 and classes >= 4 * tasks), max(1, classes))
+    tasks = next(
+        (tasks for tasks in (10, 5) if classes % tasks == 0 and classes >= 4 * tasks),
+        max(1, classes),
+    )
     return f"{tasks}x{max(1, classes // tasks)}"
 
 
-def _open_images(task: ClassIncrementalTask, split: str, labels: list[int], deep: bool, finding: Finding) -> None:
-    tried = labels if deep else [labels[place] for place in {0, len(labels) // 2, len(labels) - 1}][:_TRIED]
+def _open_images(
+    task: ClassIncrementalTask, split: str, labels: list[int], deep: bool, finding: Finding
+) -> None:
+    tried = (
+        labels
+        if deep
+        else [labels[place] for place in {0, len(labels) // 2, len(labels) - 1}][:_TRIED]
+    )
     # a part of its own, so that what is left out is counted here only
-    lenient = replace(task, on_bad_record="skip" if deep else "fail", part=replace(task.part, pool={}, skipped={}))
+    lenient = replace(
+        task, on_bad_record="skip" if deep else "fail", part=replace(task.part, pool={}, skipped={})
+    )
     try:
         images = lenient.read_images(split, tried)
         _fetch_some(images)

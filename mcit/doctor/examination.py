@@ -24,7 +24,10 @@ CLIMB = ("vqa", "nlvr2", "snli-ve", "vcr")  # the order in which they are usuall
 
 
 def examine(
-    root: Path, order: Sequence[str] = (), options: Mapping[str, Mapping[str, Any]] | None = None, deep: bool = False
+    root: Path,
+    order: Sequence[str] = (),
+    options: Mapping[str, Mapping[str, Any]] | None = None,
+    deep: bool = False,
 ) -> list[Finding]:
     """What is found of each task of an order; without one, of all tasks that need data."""
     tasks = make_tasks(root, order, options)
@@ -44,7 +47,9 @@ def make_tasks(
             kind = find_task(name)
             given = {"root": str(root), **named.get(kind, {})}
             if split:
-                kind.sequence(split, given, seed=1)  # is it one that the data set can be split into?
+                kind.sequence(
+                    split, given, seed=1
+                )  # is it one that the data set can be split into?
             tasks.append(parse(kind, given, where=f"tasks.{name}"))
         except UnknownName as error:
             problems.append(str(error))
@@ -59,7 +64,10 @@ def _need_data() -> list[str]:
     """All but those that are generated: the vision-language tasks in the order of `CLIMB`, then the others."""
     kinds = {name: find_task(name) for name in task_names()}
     needing = [name for name, kind in kinds.items() if getattr(kind, "page", None) != ""]
-    return [*(name for name in CLIMB if name in needing), *(name for name in needing if name not in CLIMB)]
+    return [
+        *(name for name in CLIMB if name in needing),
+        *(name for name in needing if name not in CLIMB),
+    ]
 
 
 def _parse_together(tasks: Sequence[AnnotatedTask]) -> None:
@@ -72,7 +80,9 @@ def _parse_together(tasks: Sequence[AnnotatedTask]) -> None:
     if sum(size for size, _, _ in pieces) < _WORTHWHILE:
         return
     pieces.sort(key=lambda piece: -piece[0])  # the longest first
-    with tqdm(total=len(pieces), desc="parse annotations", unit=" splits", leave=False, disable=None) as bar:
+    with tqdm(
+        total=len(pieces), desc="parse annotations", unit=" splits", leave=False, disable=None
+    ) as bar:
         for _ in map_pieces(_parse, pieces, count_jobs()):
             bar.update()
 

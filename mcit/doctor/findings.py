@@ -10,7 +10,11 @@ from mcit.printable import printable
 
 Status = Literal["ready", "fixable", "missing"]
 MISSING = " is missing"
-EXIT_CODES = {"ready": 0, "fixable": 1, "missing": 3}  # 2 is that of a command line that cannot be understood
+EXIT_CODES = {
+    "ready": 0,
+    "fixable": 1,
+    "missing": 3,
+}  # 2 is that of a command line that cannot be understood
 
 
 @dataclass(frozen=True)

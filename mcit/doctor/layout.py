@@ -23,7 +23,15 @@ from mcit.doctor.findings import MISSING, Problem
 from mcit.task import DataError
 
 _ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
-_COMMON = {"images", "data", "train", "dev", "val", "test1", "annotation"}  # names that tell nothing about a folder
+_COMMON = {
+    "images",
+    "data",
+    "train",
+    "dev",
+    "val",
+    "test1",
+    "annotation",
+}  # names that tell nothing about a folder
 _MOST = 20_000  # entries of a folder that are looked at: more are images
 _UNPACKERS = {".gz": gzip.open, ".tgz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 _BEGINNING = 1 << 20  # bytes of an archive that are looked at
@@ -61,7 +69,9 @@ def explain_missing(root: Path, wanted: Path, archives: Mapping[str, str], remed
     return Problem(missing, remedy)
 
 
-def explain_packed(root: Path, wanted: Path, archives: Mapping[str, str], remedy: str) -> Problem | None:
+def explain_packed(
+    root: Path, wanted: Path, archives: Mapping[str, str], remedy: str
+) -> Problem | None:
     """The problem that an archive which holds what is wanted lies about unpacked, or is broken."""
     commands, names = [], []
     for archive, folder in _find_archives(root, wanted, archives):
@@ -73,7 +83,9 @@ def explain_packed(root: Path, wanted: Path, archives: Mapping[str, str], remedy
         # an archive that holds the folder itself is unpacked beside it
         target = folder.parent if first.split("/")[0] == folder.name else folder
         unpack = (
-            f"unzip -q {_quote(archive)} -d" if archive.suffix.lower() == ".zip" else f"tar -xf {_quote(archive)} -C"
+            f"unzip -q {_quote(archive)} -d"
+            if archive.suffix.lower() == ".zip"
+            else f"tar -xf {_quote(archive)} -C"
         )
         commands.append(f"mkdir -p {_quote(target)} && {unpack} {_quote(target)}")
         names.append(name)
@@ -87,7 +99,9 @@ def show(root: Path, path: Path) -> str:
     return path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
 
 
-def _find_archives(root: Path, wanted: Path, archives: Mapping[str, str]) -> Iterator[tuple[Path, Path]]:
+def _find_archives(
+    root: Path, wanted: Path, archives: Mapping[str, str]
+) -> Iterator[tuple[Path, Path]]:
     """Archives that lie about, and the folder they fill: known ones, or any in the folder of what is wanted."""
     known = {name.lower(): root / fills for name, fills in archives.items()}
     nearest = wanted if wanted.suffix == "" else wanted.parent
@@ -95,7 +109,10 @@ def _find_archives(root: Path, wanted: Path, archives: Mapping[str, str]) -> Ite
         for name, is_folder in _entries(folder):
             if is_folder or not name.lower().endswith(_ARCHIVES):
                 continue
-            fills = known.get(name.lower(), nearest if folder in (wanted, wanted.parent) and folder != root else None)
+            fills = known.get(
+                name.lower(),
+                nearest if folder in (wanted, wanted.parent) and folder != root else None,
+            )
             if fills is not None and (wanted == fills or fills in wanted.parents):
                 yield folder / name, fills
 
@@ -136,7 +153,11 @@ def _closest(wanted: str, names: list[str]) -> str | None:
 
     A file's name may differ in capitals and marks only: train and val are near each other, and are not the same.
     """
-    plain = {_simplify(name): name for name in names if re.findall(r"\d+", name) == re.findall(r"\d+", wanted)}
+    plain = {
+        _simplify(name): name
+        for name in names
+        if re.findall(r"\d+", name) == re.findall(r"\d+", wanted)
+    }
     cutoff = 1.0 if "." in wanted else 0.85
     near = difflib.get_close_matches(_simplify(wanted), plain, n=1, cutoff=cutoff)
     return plain[near[0]] if near else None
@@ -150,7 +171,11 @@ def _loose_folders(wanted: Path) -> list[Path]:
     """Folders beside the missing one that should be in it: `ms-coco/train2014` where `ms-coco/images` is wanted."""
     if wanted.name != "images":
         return []
-    return [wanted.parent / name for name, is_folder in _entries(wanted.parent) if is_folder and name[0] != "."]
+    return [
+        wanted.parent / name
+        for name, is_folder in _entries(wanted.parent)
+        if is_folder and name[0] != "."
+    ]
 
 
 def _parents(root: Path, path: Path) -> list[Path]:

@@ -23,9 +23,13 @@ def print_findings(root: Path, findings: Sequence[Finding], console: Console | N
     console = console or Console(highlight=False)
     table = Table(title=f"data in {root}", title_justify="left")
     for name in ("task", "status", "train", "eval", "files"):
-        table.add_column(name, justify="left" if name in ("task", "status") else "right", no_wrap=True)
+        table.add_column(
+            name, justify="left" if name in ("task", "status") else "right", no_wrap=True
+        )
     for finding in findings:
-        table.add_row(finding.task, Text(finding.status, _COLOURS[finding.status]), *_describe_splits(finding))
+        table.add_row(
+            finding.task, Text(finding.status, _COLOURS[finding.status]), *_describe_splits(finding)
+        )
     console.print(table)
     for finding in findings:
         _print_details(finding, console)
@@ -43,7 +47,10 @@ def format_json(root: Path, findings: Sequence[Finding]) -> str:
 
 
 def _describe_splits(finding: Finding) -> list[str]:
-    cells = [finding.splits[split].describe() if split in finding.splits else "" for split in ("train", "eval")]
+    cells = [
+        finding.splits[split].describe() if split in finding.splits else ""
+        for split in ("train", "eval")
+    ]
     shown = sum(split.files or 0 for split in finding.splits.values())
     absent = sum(split.absent for split in finding.splits.values())
     if any(split.files is not None for split in finding.splits.values()):
@@ -72,7 +79,9 @@ def _gather(text: str) -> str:
 def _print_next(root: Path, findings: Sequence[Finding], console: Console) -> None:
     """Commands that use what is ready: the vision-language tasks as one sequence, data sets one by one."""
     if (root / "embedded.json").is_file():
-        console.print("this is the embedded benchmark: mcit run uses it where no --data-root is given")
+        console.print(
+            "this is the embedded benchmark: mcit run uses it where no --data-root is given"
+        )
         return
     ready = [finding for finding in findings if finding.status == "ready" and finding.order]
     groups = [[finding for finding in ready if finding.track == "mcit"]]
@@ -82,5 +91,9 @@ def _print_next(root: Path, findings: Sequence[Finding], console: Console) -> No
         words = [f"--order {','.join(finding.order for finding in group)}", f"--data-root {place}"]
         words += [option for finding in group for option in finding.options]
         if group[0].track == "mcit" and not all(finding.prepared for finding in group):
-            console.print(Text(f"resize images once: mcit prepare {' '.join(words)}"), soft_wrap=True)
-        console.print(Text(f"try what is ready: mcit run {' '.join(words)} --dry-run"), soft_wrap=True)
+            console.print(
+                Text(f"resize images once: mcit prepare {' '.join(words)}"), soft_wrap=True
+            )
+        console.print(
+            Text(f"try what is ready: mcit run {' '.join(words)} --dry-run"), soft_wrap=True
+        )

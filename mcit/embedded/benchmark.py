@@ -49,7 +49,9 @@ def write_benchmark(root: Path, sizes: Sizes | None = None, seed: int = 0) -> No
     (root / "embedded.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
-def ensure_benchmark(cache_dir: str | Path | None = None, sizes: Sizes | None = None, seed: int = 0) -> Path:
+def ensure_benchmark(
+    cache_dir: str | Path | None = None, sizes: Sizes | None = None, seed: int = 0
+) -> Path:
     """The root of the benchmark in the cache, written now if it is not there yet.
 
     The cache is `cache_dir`, else `$MCIT_CACHE`, else `~/.cache/mcit`. The files are written beside their place and
@@ -88,6 +90,8 @@ def digest(root: Path) -> str:
     for path in sorted(root.rglob("*")):
         if path.is_file():
             total.update(
-                path.relative_to(root).as_posix().encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest()
+                path.relative_to(root).as_posix().encode()
+                + b"\0"
+                + hashlib.sha256(path.read_bytes()).digest()
             )
     return total.hexdigest()

@@ -10,10 +10,25 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from random import Random
 
-from mcit.embedded.scenes import COLORS, PLURALS, SHAPES, SIZES, Item, Scene, another, fill_scene, stands
+from mcit.embedded.scenes import (
+    COLORS,
+    PLURALS,
+    SHAPES,
+    SIZES,
+    Item,
+    Scene,
+    another,
+    fill_scene,
+    stands,
+)
 
 NUMBERS = ("0", "1", "2", "3", "4")
-DIRECTIONS = {"left": "right", "right": "left", "above": "below", "below": "above"}  # each with its opposite
+DIRECTIONS = {
+    "left": "right",
+    "right": "left",
+    "above": "below",
+    "below": "above",
+}  # each with its opposite
 HALVES = {"top": "bottom", "bottom": "top", "left": "right", "right": "left"}
 
 
@@ -24,7 +39,9 @@ class Caption:
     template: str
     words: dict[str, str]
     wrong: dict[str, str]
-    boxed: tuple[Item, ...] = ()  # the first is `{tag}` in the template, the second, if spoken of, `{tag2}`
+    boxed: tuple[
+        Item, ...
+    ] = ()  # the first is `{tag}` in the template, the second, if spoken of, `{tag2}`
     kind: str = ""
 
 
@@ -38,7 +55,9 @@ def describe(rng: Random, objects: tuple[int, int] = (2, 6)) -> tuple[Scene, Cap
             return scene, replace(caption, kind=kind)
 
 
-def describe_at_length(rng: Random, objects: tuple[int, int], sentences: int) -> tuple[Scene, list[Caption]]:
+def describe_at_length(
+    rng: Random, objects: tuple[int, int], sentences: int
+) -> tuple[Scene, list[Caption]]:
     """A random scene and several captions of it, none of which needs a box."""
     scene, captions = fill_scene(rng, extra=objects), []
     kinds = [kind for kind in MAKERS if kind != "boxed"]
@@ -70,7 +89,9 @@ def tell_attribute(rng: Random, scene: Scene) -> Caption | None:
     words = {known: getattr(item, known), told: getattr(item, told)}
     wrong = {**words, told: another(rng, words[told], VALUES[told])}
     forms = (f"the {{shape}} is {{{told}}}", f"the {told} of the {{shape}} is {{{told}}}")
-    return Caption("the {color} object is a {shape}" if known == "color" else rng.choice(forms), words, wrong)
+    return Caption(
+        "the {color} object is a {shape}" if known == "color" else rng.choice(forms), words, wrong
+    )
 
 
 def tell_place(rng: Random, scene: Scene) -> Caption | None:
@@ -79,13 +100,19 @@ def tell_place(rng: Random, scene: Scene) -> Caption | None:
     words = {slot: getattr(item, slot) for slot in known}
     if scene.count(**words) != 1:
         return None
-    subject = {1: "{shape}" if known == ("shape",) else "{color} object", 2: "{color} {shape}"}[len(known)]
+    subject = {1: "{shape}" if known == ("shape",) else "{color} object", 2: "{color} {shape}"}[
+        len(known)
+    ]
     return _place(rng, f"the {subject}", words, item)
 
 
-def _place(rng: Random, subject: str, words: dict[str, str], item: Item, boxed: tuple[Item, ...] = ()) -> Caption:
+def _place(
+    rng: Random, subject: str, words: dict[str, str], item: Item, boxed: tuple[Item, ...] = ()
+) -> Caption:
     vertical, horizontal = item.corner.split()
-    form = rng.choice(("in the {vertical} {horizontal}", "at the {vertical}", "on the {horizontal}"))
+    form = rng.choice(
+        ("in the {vertical} {horizontal}", "at the {vertical}", "on the {horizontal}")
+    )
     places = {"vertical": vertical, "horizontal": horizontal}
     places = {slot: word for slot, word in places.items() if f"{{{slot}}}" in form}
     words = {**words, **places}
@@ -102,7 +129,9 @@ def tell_number(rng: Random, scene: Scene) -> Caption | None:
     near = [n for n in (number - 1, number + 1) if 0 <= n <= 4]
     words = {"number": str(number), kind: PLURALS[value] if kind == "shape" else value}
     things = "{shape}" if kind == "shape" else "{color} objects"
-    template = rng.choice((f"the number of {things} is {{number}}", f"there are {{number}} {things}"))
+    template = rng.choice(
+        (f"the number of {things} is {{number}}", f"there are {{number}} {things}")
+    )
     return Caption(template, words, {**words, "number": str(rng.choice(near))})
 
 
@@ -120,7 +149,9 @@ def tell_relation(rng: Random, scene: Scene) -> Caption | None:
         return None
     one, other = rng.sample(scene.items, 2)
     slots = rng.choice((("shape",), ("color", "shape")))
-    if any(scene.count(**{slot: getattr(item, slot) for slot in slots}) != 1 for item in (one, other)):
+    if any(
+        scene.count(**{slot: getattr(item, slot) for slot in slots}) != 1 for item in (one, other)
+    ):
         return None
     if slots == ("shape",):
         words = {"shape": one.shape, "shape2": other.shape}
@@ -138,7 +169,9 @@ def _relate(
     other: Item,
     boxed: tuple[Item, ...] = (),
 ) -> Caption | None:
-    true = [d for d in DIRECTIONS if stands(one, d if d in ("above", "below") else f"{d} of", other)]
+    true = [
+        d for d in DIRECTIONS if stands(one, d if d in ("above", "below") else f"{d} of", other)
+    ]
     direction = rng.choice(true)  # never empty: two objects differ in row or column
     of = " of" if direction in ("left", "right") else ""
     words = {**words, "direction": direction}
@@ -158,15 +191,21 @@ def tell_boxed(rng: Random, scene: Scene) -> Caption | None:
     item = boxed[0]
     form = rng.choice(("color", "place", "relation"))
     if form == "color":
-        wrong = [other.color for other in boxed if other.color != item.color] or [another(rng, item.color, COLORS)]
-        return Caption("{tag} is {color}", {"color": item.color}, {"color": rng.choice(wrong)}, boxed)
+        wrong = [other.color for other in boxed if other.color != item.color] or [
+            another(rng, item.color, COLORS)
+        ]
+        return Caption(
+            "{tag} is {color}", {"color": item.color}, {"color": rng.choice(wrong)}, boxed
+        )
     if form == "place":
         return _place(rng, "{tag}", {}, item, boxed)
     return None if len(boxed) < 2 else _relate(rng, "{tag}", "{tag2}", {}, item, boxed[1], boxed)
 
 
 VALUES = {"color": COLORS, "shape": SHAPES, "size": SIZES}
-MAKERS: dict[str, tuple[Callable[[Random, Scene], Caption | None], float]] = {  # kind -> maker, weight
+MAKERS: dict[
+    str, tuple[Callable[[Random, Scene], Caption | None], float]
+] = {  # kind -> maker, weight
     "existence": (tell_existence, 3),
     "attribute": (tell_attribute, 4),
     "place": (tell_place, 4),

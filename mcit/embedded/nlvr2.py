@@ -9,7 +9,16 @@ from pathlib import Path
 from random import Random
 
 from mcit.embedded.render import draw, encode
-from mcit.embedded.scenes import COLORS, PLURALS, SHAPES, Item, Scene, fill_scene, near_misses, place_apart
+from mcit.embedded.scenes import (
+    COLORS,
+    PLURALS,
+    SHAPES,
+    Item,
+    Scene,
+    fill_scene,
+    near_misses,
+    place_apart,
+)
 
 
 @dataclass(frozen=True)
@@ -51,7 +60,9 @@ def show(rng: Random, wishes: Sequence[Wish]) -> Scene:
         items = place_apart(rng, [attributes for attributes, _ in wanted])
         owned = zip(items, (owner for _, owner in wanted), strict=True)
         if all(wish is owner or wish.allows(item) for item, owner in owned for wish in wishes):
-            return fill_scene(rng, items, (0, 2), lambda item: all(wish.allows(item) for wish in wishes))
+            return fill_scene(
+                rng, items, (0, 2), lambda item: all(wish.allows(item) for wish in wishes)
+            )
 
 
 def state_side(rng: Random) -> Statement:
@@ -59,7 +70,9 @@ def state_side(rng: Random) -> Statement:
     side, color, shape = rng.choice(("left", "right")), rng.choice(COLORS), rng.choice(SHAPES)
 
     def wish(truth: bool) -> tuple[Wish, Wish]:
-        here, there = (wish_object(rng, color, shape, present) for present in (truth, rng.random() < 0.5))
+        here, there = (
+            wish_object(rng, color, shape, present) for present in (truth, rng.random() < 0.5)
+        )
         return (here, there) if side == "left" else (there, here)
 
     return Statement(f"The {side} image shows a {color} {shape}.", shape, wish)
@@ -80,7 +93,9 @@ def state_one(rng: Random) -> Statement:
     color, shape = rng.choice(COLORS), rng.choice(SHAPES)
 
     def wish(truth: bool) -> tuple[Wish, Wish]:
-        left, right = rng.choice(((True, False), (False, True)) if truth else ((True, True), (False, False)))
+        left, right = rng.choice(
+            ((True, False), (False, True)) if truth else ((True, True), (False, False))
+        )
         return wish_object(rng, color, shape, left), wish_object(rng, color, shape, right)
 
     return Statement(f"Only one image shows a {color} {shape}.", shape, wish)
@@ -117,15 +132,22 @@ def write_nlvr2(root: Path, split: str, count: int, rng: Random) -> None:
     images.mkdir(parents=True, exist_ok=True)
     for group in range((count + 3) // 4):
         statements = draw_statements(rng)
-        truths = [rng.sample((True, False), 2) for _ in statements]  # of the two pairs, for each statement
+        truths = [
+            rng.sample((True, False), 2) for _ in statements
+        ]  # of the two pairs, for each statement
         for number in range(2):
             pair = f"{split}-{group}-{number}"
-            wishes = [statement.wish(truth[number]) for statement, truth in zip(statements, truths, strict=True)]
+            wishes = [
+                statement.wish(truth[number])
+                for statement, truth in zip(statements, truths, strict=True)
+            ]
             for side in range(2):
                 scene = show(rng, [wish[side] for wish in wishes])
                 (images / f"{pair}-img{side}.png").write_bytes(encode(draw(scene), ".png"))
             for place, statement in enumerate(statements):
-                records.append(_record(split, pair, place, statement.sentence, truths[place][number]))
+                records.append(
+                    _record(split, pair, place, statement.sentence, truths[place][number])
+                )
     (root / "nlvr2" / "data").mkdir(parents=True, exist_ok=True)
     lines = "".join(json.dumps(record) + "\n" for record in records[:count])
     (root / "nlvr2" / "data" / f"{split}.json").write_text(lines, encoding="utf-8")

@@ -40,10 +40,16 @@ class Example:
 
 def read_texts(root: Path) -> Iterator[str]:
     """Every text that the four tasks show a model, and every answer that a head may give."""
-    questions = json.loads((root / "vqav2" / "v2_OpenEnded_mscoco_train2014_questions.json").read_text("utf-8"))
+    questions = json.loads(
+        (root / "vqav2" / "v2_OpenEnded_mscoco_train2014_questions.json").read_text("utf-8")
+    )
     yield from (record["question"] for record in questions["questions"])
-    annotations = json.loads((root / "vqav2" / "v2_mscoco_train2014_annotations.json").read_text("utf-8"))
-    yield from (answer["answer"] for record in annotations["annotations"] for answer in record["answers"])
+    annotations = json.loads(
+        (root / "vqav2" / "v2_mscoco_train2014_annotations.json").read_text("utf-8")
+    )
+    yield from (
+        answer["answer"] for record in annotations["annotations"] for answer in record["answers"]
+    )
     for line in (root / "nlvr2" / "data" / "train.json").read_text("utf-8").splitlines():
         yield json.loads(line)["sentence"]
     for line in (root / "snli-ve" / "snli_ve_train.jsonl").read_text("utf-8").splitlines():
@@ -73,7 +79,9 @@ def make_example(rng: Random, objects: tuple[int, int], matching: float) -> Exam
     picture, tags = draw(scene), {}
     if caption.boxed:
         picture, tags = show_boxes(scene, caption.boxed, picture)
-    template = caption.template.format_map({**{slot: f"{{{slot}}}" for slot in caption.words}, **tags})
+    template = caption.template.format_map(
+        {**{slot: f"{{{slot}}}" for slot in caption.words}, **tags}
+    )
     if rng.random() >= matching:
         slot = rng.choice(list(caption.words))
         text = template.format(**{**caption.words, slot: SPECIAL[MASK]})
@@ -89,8 +97,12 @@ def make_long_example(rng: Random, objects: tuple[int, int]) -> Example:
     texts, hidden = [], []
     for caption in captions:
         slots = sorted(caption.words, key=lambda slot: caption.template.index(f"{{{slot}}}"))
-        chosen = [slot for slot in slots if rng.random() < 0.5 or (not hidden and slot == slots[-1])]
-        texts.append(caption.template.format(**{**caption.words, **dict.fromkeys(chosen, SPECIAL[MASK])}))
+        chosen = [
+            slot for slot in slots if rng.random() < 0.5 or (not hidden and slot == slots[-1])
+        ]
+        texts.append(
+            caption.template.format(**{**caption.words, **dict.fromkeys(chosen, SPECIAL[MASK])})
+        )
         hidden += [caption.words[slot] for slot in chosen]
     return Example(draw(scene), lower(" . ".join(texts)), "long", hidden=tuple(hidden))
 
@@ -99,7 +111,9 @@ def lower(text: str) -> str:
     return text.lower().replace(SPECIAL[MASK].lower(), SPECIAL[MASK])
 
 
-def show_boxes(scene: Scene, boxed: tuple[Item, ...], picture: np.ndarray) -> tuple[np.ndarray, dict[str, str]]:
+def show_boxes(
+    scene: Scene, boxed: tuple[Item, ...], picture: np.ndarray
+) -> tuple[np.ndarray, dict[str, str]]:
     """The picture with boxes as VCR's reader draws them, and what it calls the first two boxed objects."""
     items = sorted(scene.items, key=lambda item: item.shape != "person")
     shapes, indices = [item.shape for item in items], [items.index(item) for item in boxed]
@@ -109,18 +123,27 @@ def show_boxes(scene: Scene, boxed: tuple[Item, ...], picture: np.ndarray) -> tu
     return np.asarray(image), {"tag": names[0], "tag2": names[min(1, len(names) - 1)]}
 
 
-def make_batch(examples: list[Example], vocabulary: dict[str, int]) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+def make_batch(
+    examples: list[Example], vocabulary: dict[str, int]
+) -> tuple[dict[str, Tensor], Tensor, Tensor]:
     """A batch for the encoder, the hidden words of all rows in order [words], and which captions are true [batch]."""
-    rows = [[CLS, *(vocabulary[word] for word in example.text.split()), SEP] for example in examples]
+    rows = [
+        [CLS, *(vocabulary[word] for word in example.text.split()), SEP] for example in examples
+    ]
     ids = torch.full((len(rows), max(map(len, rows))), PAD)  # [batch, length]
     for place, row in enumerate(rows):
         ids[place, : len(row)] = torch.tensor(row)
-    pixels = torch.from_numpy(np.stack([example.picture for example in examples])).permute(0, 3, 1, 2)
+    pixels = torch.from_numpy(np.stack([example.picture for example in examples])).permute(
+        0, 3, 1, 2
+    )
     batch = {
         "input_ids": ids,
         "attention_mask": (ids != PAD).long(),
-        "pixel_values": pixels.float() / 127.5 - 1,  # [batch, 3, side, side], mean and deviation 0.5
+        "pixel_values": pixels.float() / 127.5
+        - 1,  # [batch, 3, side, side], mean and deviation 0.5
         "pixel_mask": torch.ones(len(rows), SIDE, SIDE, dtype=torch.long),
     }
-    words = torch.tensor([vocabulary[word] for example in examples for word in example.hidden], dtype=torch.long)
+    words = torch.tensor(
+        [vocabulary[word] for example in examples for word in example.hidden], dtype=torch.long
+    )
     return batch, words, torch.tensor([example.truth for example in examples])

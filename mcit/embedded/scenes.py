@@ -13,7 +13,13 @@ from random import Random
 COLORS = ("red", "green", "blue", "yellow", "purple", "white")
 SHAPES = ("circle", "square", "triangle", "cross", "person")
 SIZES = ("small", "large")
-PLURALS = {"person": "people", "cross": "crosses", "circle": "circles", "square": "squares", "triangle": "triangles"}
+PLURALS = {
+    "person": "people",
+    "cross": "crosses",
+    "circle": "circles",
+    "square": "squares",
+    "triangle": "triangles",
+}
 CORNERS = ("top left", "top right", "bottom left", "bottom right")
 RELATIONS = {  # phrase -> (row step, column step) from the second object towards the first
     "left of": (0, -1),
@@ -41,7 +47,9 @@ class Item:
     @property
     def corner(self) -> str:
         row, column = self.cell
-        return f"{'top' if row < GRID // 2 else 'bottom'} {'left' if column < GRID // 2 else 'right'}"
+        return (
+            f"{'top' if row < GRID // 2 else 'bottom'} {'left' if column < GRID // 2 else 'right'}"
+        )
 
 
 @dataclass(frozen=True)
@@ -56,7 +64,11 @@ class Scene:
 
     def find(self, **attributes: str) -> list[Item]:
         """The objects with all of these attributes: `scene.find(shape="circle", color="red")`."""
-        return [item for item in self.items if all(getattr(item, key) == value for key, value in attributes.items())]
+        return [
+            item
+            for item in self.items
+            if all(getattr(item, key) == value for key, value in attributes.items())
+        ]
 
 
 def stands(item: Item, relation: str, other: Item) -> bool:
@@ -90,7 +102,9 @@ def draw_item(rng: Random, cells: Sequence[Cell] = CELLS, **fixed: str) -> Item:
     )
 
 
-def draw_pair(rng: Random, relation: str, first: dict[str, str], second: dict[str, str]) -> tuple[Item, Item]:
+def draw_pair(
+    rng: Random, relation: str, first: dict[str, str], second: dict[str, str]
+) -> tuple[Item, Item]:
     """Two objects of which the first stands in the relation to the second."""
     while True:
         one, other = draw_item(rng, **first), draw_item(rng, **second)
@@ -122,7 +136,9 @@ def fill_scene(
 def place_apart(rng: Random, wanted: Sequence[dict[str, str]]) -> list[Item]:
     """Objects with the wanted attributes, each in a cell of its own."""
     cells = rng.sample(CELLS, len(wanted))
-    return [draw_item(rng, [cell], **attributes) for cell, attributes in zip(cells, wanted, strict=True)]
+    return [
+        draw_item(rng, [cell], **attributes) for cell, attributes in zip(cells, wanted, strict=True)
+    ]
 
 
 def near_misses(rng: Random, color: str, shape: str) -> list[dict[str, str]]:

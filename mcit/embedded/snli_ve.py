@@ -25,9 +25,16 @@ from mcit.embedded.scenes import (
 )
 
 LABELS = ("entailment", "neutral", "contradiction")
-HALVES = {"on the left": "left", "on the right": "right", "at the top": "top", "at the bottom": "bottom"}
+HALVES = {
+    "on the left": "left",
+    "on the right": "right",
+    "at the top": "top",
+    "at the bottom": "bottom",
+}
 OPPOSITES = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
-Hypothesis = tuple[str, Callable[[str], Scene]]  # a sentence, and a way to make scenes with a given label
+Hypothesis = tuple[
+    str, Callable[[str], Scene]
+]  # a sentence, and a way to make scenes with a given label
 
 
 def differs(color: str, shape: str) -> Callable[[Item], bool]:
@@ -48,7 +55,12 @@ def suppose_size(rng: Random) -> Hypothesis:
         if label == "neutral":
             return show_absent(rng, color, shape)
         shown = size if label == "entailment" else another(rng, size, SIZES)
-        return fill_scene(rng, [draw_item(rng, color=color, shape=shape, size=shown)], (2, 4), differs(color, shape))
+        return fill_scene(
+            rng,
+            [draw_item(rng, color=color, shape=shape, size=shown)],
+            (2, 4),
+            differs(color, shape),
+        )
 
     return f"The {color} {shape} is {size}.", make
 
@@ -76,22 +88,35 @@ def suppose_color(rng: Random) -> Hypothesis:
             near = place_apart(rng, [{"color": color, "shape": another(rng, shape, SHAPES)}])
             return fill_scene(rng, near, (2, 4), lambda item: item.shape != shape)
         shown = color if label == "entailment" else another(rng, color, COLORS)
-        return fill_scene(rng, [draw_item(rng, color=shown, shape=shape)], (2, 4), lambda item: item.shape != shape)
+        return fill_scene(
+            rng,
+            [draw_item(rng, color=shown, shape=shape)],
+            (2, 4),
+            lambda item: item.shape != shape,
+        )
 
     return f"The {shape} is {color}.", make
 
 
 def suppose_relation(rng: Random) -> Hypothesis:
     """Left open where the first of the two objects is missing."""
-    relation, colors, shapes = rng.choice(list(RELATIONS)), rng.sample(COLORS, 2), rng.sample(SHAPES, 2)
-    first, second = ({"color": color, "shape": shape} for color, shape in zip(colors, shapes, strict=True))
+    relation, colors, shapes = (
+        rng.choice(list(RELATIONS)),
+        rng.sample(COLORS, 2),
+        rng.sample(SHAPES, 2),
+    )
+    first, second = (
+        {"color": color, "shape": shape} for color, shape in zip(colors, shapes, strict=True)
+    )
 
     def make(label: str) -> Scene:
         if label == "neutral":
             return show_absent(rng, **first, other=second)
         shown = relation if label == "entailment" else OPPOSITES[relation]
         pair = draw_pair(rng, shown, first, second)
-        return fill_scene(rng, pair, (1, 3), lambda item: differs(**first)(item) and differs(**second)(item))
+        return fill_scene(
+            rng, pair, (1, 3), lambda item: differs(**first)(item) and differs(**second)(item)
+        )
 
     names = [f"the {color} {shape}" for color, shape in zip(colors, shapes, strict=True)]
     return f"{names[0].capitalize()} is {relation} {names[1]}.", make
@@ -116,7 +141,9 @@ def write_snli_ve(root: Path, split: str, count: int, rng: Random) -> None:
             lines.append(_record(image_id, scene, sentence, label))
     folder = root / "snli-ve"
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"snli_ve_{split}.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n", encoding="utf-8")
+    (folder / f"snli_ve_{split}.jsonl").write_text(
+        "\n".join(map(json.dumps, lines)) + "\n", encoding="utf-8"
+    )
 
 
 def _record(image_id: str, scene: Scene, sentence: str, label: str) -> dict:

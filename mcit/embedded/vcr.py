@@ -43,13 +43,18 @@ def ask_color(rng: Random) -> Question:
     """Another object of the same shape has another colour, which is among the wrong answers."""
     shape, color = rng.choice(SHAPES), rng.choice(COLORS)
     item, twin = place_apart(
-        rng, [{"shape": shape, "color": color}, {"shape": shape, "color": another(rng, color, COLORS)}]
+        rng,
+        [{"shape": shape, "color": color}, {"shape": shape, "color": another(rng, color, COLORS)}],
     )
     scene = fill_scene(rng, [item, twin], (1, 3))
     others = [other for other in COLORS if other not in (color, twin.color)]
     wrong = [twin.color, *rng.sample(others, 2)]
     return Question(
-        ("What", "color", "is", item, "?"), (color, "."), tuple((other, ".") for other in wrong), item, scene
+        ("What", "color", "is", item, "?"),
+        (color, "."),
+        tuple((other, ".") for other in wrong),
+        item,
+        scene,
     )
 
 
@@ -73,7 +78,9 @@ def ask_neighbour(rng: Random) -> Question:
     relation, shapes = rng.choice(list(RELATIONS)), rng.sample(SHAPES, 5)
     while True:
         item, right, *wrong = place_apart(rng, [{"shape": shape} for shape in shapes])
-        if stands(right, relation, item) and not any(stands(other, relation, item) for other in wrong):
+        if stands(right, relation, item) and not any(
+            stands(other, relation, item) for other in wrong
+        ):
             break
     scene = fill_scene(rng, [item, right, *wrong], (0, 0))
     words = ("What", "is", *relation.split(), item, "?")
@@ -82,10 +89,18 @@ def ask_neighbour(rng: Random) -> Question:
 
 def ask_who(rng: Random) -> Question:
     """Four people, each in a colour of their own; their boxes tell their names."""
-    people = place_apart(rng, [{"shape": "person", "color": color} for color in rng.sample(COLORS, 4)])
+    people = place_apart(
+        rng, [{"shape": "person", "color": color} for color in rng.sample(COLORS, 4)]
+    )
     scene = fill_scene(rng, people, (0, 2), lambda item: item.shape != "person")
     right, *wrong = people
-    return Question(("Who", "is", right.color, "?"), (right, "."), tuple((other, ".") for other in wrong), right, scene)
+    return Question(
+        ("Who", "is", right.color, "?"),
+        (right, "."),
+        tuple((other, ".") for other in wrong),
+        right,
+        scene,
+    )
 
 
 def ask_again(rng: Random, first: Question) -> Question:
@@ -97,7 +112,11 @@ def ask_again(rng: Random, first: Question) -> Question:
     if by_color:
         wrong = rng.sample([color for color in COLORS if color != item.color], 3)
         return Question(
-            ("What", "color", "is", item, "?"), (item.color, "."), tuple((c, ".") for c in wrong), item, scene
+            ("What", "color", "is", item, "?"),
+            (item.color, "."),
+            tuple((c, ".") for c in wrong),
+            item,
+            scene,
         )
     return _ask_corner(item, scene)
 
@@ -110,7 +129,9 @@ def explain(rng: Random, item: Item) -> tuple[tuple[str | Item, ...], ...]:
     """Four descriptions of an object, the first of them right."""
     color, corner = another(rng, item.color, COLORS), another(rng, item.corner, CORNERS)
     pairs = ((item.color, item.corner), (color, item.corner), (item.color, corner), (color, corner))
-    return tuple((item, "is", tint, "and", "in", "the", *place.split(), ".") for tint, place in pairs)
+    return tuple(
+        (item, "is", tint, "and", "in", "the", *place.split(), ".") for tint, place in pairs
+    )
 
 
 def write_vcr(root: Path, split: str, count: int, rng: Random) -> None:
@@ -119,11 +140,17 @@ def write_vcr(root: Path, split: str, count: int, rng: Random) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for image in range((count + 1) // 2):
         first = rng.choices(MAKERS, SHARES)[0](rng)
-        objects = sorted(first.scene.items, key=lambda item: item.shape != "person")  # stable: people first
+        objects = sorted(
+            first.scene.items, key=lambda item: item.shape != "person"
+        )  # stable: people first
         (folder / f"{image:06d}.jpg").write_bytes(encode(draw(first.scene), ".jpg"))
         (folder / f"{image:06d}.json").write_text(json.dumps(_metadata(objects)), encoding="utf-8")
         for number, question in enumerate((first, ask_again(rng, first))):
-            records.append(_record(rng, split, 2 * image + number, f"{folder.name}/{image:06d}", question, objects))
+            records.append(
+                _record(
+                    rng, split, 2 * image + number, f"{folder.name}/{image:06d}", question, objects
+                )
+            )
     (root / "vcr" / "annotation").mkdir(parents=True, exist_ok=True)
     lines = "".join(json.dumps(record) + "\n" for record in records[:count])
     (root / "vcr" / "annotation" / f"{split}.jsonl").write_text(lines, encoding="utf-8")
@@ -139,12 +166,17 @@ def _metadata(objects: list[Item]) -> dict:
     }
 
 
-def _record(rng: Random, split: str, number: int, name: str, question: Question, objects: list[Item]) -> dict:
+def _record(
+    rng: Random, split: str, number: int, name: str, question: Question, objects: list[Item]
+) -> dict:
     def tag(words: tuple[str | Item, ...]) -> list:
         return [word if isinstance(word, str) else [objects.index(word)] for word in words]
 
     def spell(words: tuple[str | Item, ...]) -> str:
-        return " ".join(word if isinstance(word, str) else f"[{word.shape}{objects.index(word) + 1}]" for word in words)
+        return " ".join(
+            word if isinstance(word, str) else f"[{word.shape}{objects.index(word) + 1}]"
+            for word in words
+        )
 
     answers, answer_label = _shuffle(rng, (question.right, *question.wrong))
     explanations = explain(rng, question.about)

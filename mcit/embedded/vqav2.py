@@ -41,13 +41,17 @@ class Question:
 
 def ask_color(rng: Random) -> Question:
     shape, answer = rng.choice(SHAPES), rng.choice(COLORS)
-    scene = fill_scene(rng, [draw_item(rng, shape=shape, color=answer)], allowed=lambda item: item.shape != shape)
+    scene = fill_scene(
+        rng, [draw_item(rng, shape=shape, color=answer)], allowed=lambda item: item.shape != shape
+    )
     return Question(f"What color is the {shape}?", answer, COLORS, scene)
 
 
 def ask_shape(rng: Random) -> Question:
     color, answer = rng.choice(COLORS), rng.choice(SHAPES)
-    scene = fill_scene(rng, [draw_item(rng, shape=answer, color=color)], allowed=lambda item: item.color != color)
+    scene = fill_scene(
+        rng, [draw_item(rng, shape=answer, color=color)], allowed=lambda item: item.color != color
+    )
     return Question(f"What is the {color} object?", answer, SHAPES, scene)
 
 
@@ -57,13 +61,18 @@ def ask_neighbour(rng: Random) -> Question:
     asked, other = {"shape": answer, "color": another(rng, color, COLORS)}, {"color": color}
     first, second = draw_pair(rng, relation, asked, other)
     scene = fill_scene(
-        rng, [first, second], (1, 3), lambda item: item.color != color and not stands(item, relation, second)
+        rng,
+        [first, second],
+        (1, 3),
+        lambda item: item.color != color and not stands(item, relation, second),
     )
     return Question(f"What is {relation} the {color} object?", answer, SHAPES, scene)
 
 
 def ask_number(rng: Random) -> Question:
-    kind, value = rng.choice([("shape", shape) for shape in SHAPES] + [("color", color) for color in COLORS])
+    kind, value = rng.choice(
+        [("shape", shape) for shape in SHAPES] + [("color", color) for color in COLORS]
+    )
     answer = rng.choice(NUMBERS)
     counted = place_apart(rng, [{kind: value}] * int(answer))
     scene = fill_scene(rng, counted, (1, 3), allowed=lambda item: getattr(item, kind) != value)
@@ -102,7 +111,11 @@ KINDS = {  # maker, share of all questions, official question type and answer ty
 def annotate(rng: Random, question: Question) -> list[str]:
     """Ten answers. Some write a number as a word or a noun with its article, and up to three of them are wrong."""
     wrong = rng.choice((0, 0, 0, 0, 1, 2, 3))
-    answers = [another(rng, question.answer, question.rivals) for _ in range(wrong)] if len(question.rivals) > 1 else []
+    answers = (
+        [another(rng, question.answer, question.rivals) for _ in range(wrong)]
+        if len(question.rivals) > 1
+        else []
+    )
     for _ in range(10 - len(answers)):
         answer = question.answer
         if answer in NUMBERS and rng.random() < 0.1:
@@ -127,7 +140,9 @@ def write_vqav2(root: Path, split: str, count: int, rng: Random) -> None:
         _, question_type, answer_type = KINDS[maker]
         answers = annotate(rng, question)
         question_id = image_id * 1000
-        questions.append({"image_id": image_id, "question": question.text, "question_id": question_id})
+        questions.append(
+            {"image_id": image_id, "question": question.text, "question_id": question_id}
+        )
         annotations.append(
             {
                 "question_type": question_type,
@@ -145,11 +160,22 @@ def write_vqav2(root: Path, split: str, count: int, rng: Random) -> None:
         (images / name).write_bytes(encode(draw(question.scene), ".jpg"))
     folder = root / "vqav2"
     folder.mkdir(parents=True, exist_ok=True)
-    _write(folder / f"v2_OpenEnded_mscoco_{split}2014_questions.json", split, "OpenEnded", "questions", questions)
-    _write(folder / f"v2_mscoco_{split}2014_annotations.json", split, None, "annotations", annotations)
+    _write(
+        folder / f"v2_OpenEnded_mscoco_{split}2014_questions.json",
+        split,
+        "OpenEnded",
+        "questions",
+        questions,
+    )
+    _write(
+        folder / f"v2_mscoco_{split}2014_annotations.json", split, None, "annotations", annotations
+    )
 
 
 def _write(path: Path, split: str, task_type: str | None, key: str, records: list[dict]) -> None:
-    head = {"info": {"description": "mcit embedded benchmark", "version": "2.0"}, "data_type": "mscoco"}
+    head = {
+        "info": {"description": "mcit embedded benchmark", "version": "2.0"},
+        "data_type": "mscoco",
+    }
     head |= {"data_subtype": f"{split}2014", **({"task_type": task_type} if task_type else {})}
     path.write_text(json.dumps({**head, key: records}), encoding="utf-8")

@@ -50,7 +50,9 @@ class Audit:
         self.weights = weights.to(torch.promote_types(weights.dtype, torch.float32))
         self.edges = _count_edges([vector], parameters)
         weighted = (weights * vector).sum()
-        found = torch.autograd.grad(weighted, list(parameters.values()), retain_graph=True, allow_unused=True)
+        found = torch.autograd.grad(
+            weighted, list(parameters.values()), retain_graph=True, allow_unused=True
+        )
         self.truth = dict(zip(parameters, found, strict=True))
 
     def fitting(self, name: str, candidates: Mapping[Layout, Weighed]) -> list[Layout]:
@@ -117,7 +119,9 @@ class Audit:
             self._note_precision(gradient)
         for layout in LAYOUTS[:1] if single else LAYOUTS:
             scaled = [self._scale_rows(gradient, layout) for gradient in gradients]
-            (total,) = torch.autograd.grad(outputs, parameter, scaled, retain_graph=True, allow_unused=True)
+            (total,) = torch.autograd.grad(
+                outputs, parameter, scaled, retain_graph=True, allow_unused=True
+            )
             if total is not None:
                 found[layout] = Weighed(total, total.abs())
         return found
@@ -131,7 +135,11 @@ class Audit:
 
 def contribute(unit: Unit, calls: Calls, examples: int, layout: Layout) -> dict[str, Contribution]:
     """Return what the layers of a unit add to the gradients of each parameter, by the last part of its name."""
-    found = [_contribute_layer(module, calls[module], examples, layout) for module in unit if module in calls]
+    found = [
+        _contribute_layer(module, calls[module], examples, layout)
+        for module in unit
+        if module in calls
+    ]
     if len(unit) == 1:
         return found[0]
     return {"weight": tie([contributions["weight"] for contributions in found])}
@@ -165,7 +173,9 @@ def collect_scores(scores: Scores) -> list[Tensor]:
     """Return the vectors of scores, all [examples]."""
     vectors = list(scores())
     if not vectors or any(v.ndim != 1 or len(v) != len(vectors[0]) or not len(v) for v in vectors):
-        raise ValueError(f"scores must be one number per example, found shapes {[list(v.shape) for v in vectors]}")
+        raise ValueError(
+            f"scores must be one number per example, found shapes {[list(v.shape) for v in vectors]}"
+        )
     return vectors
 
 

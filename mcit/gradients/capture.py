@@ -46,7 +46,9 @@ class Capture:
                 self._units_of.setdefault(module, []).append(unit)
         self._finished: set[Unit] = set()
         self._consume: Callable[[Unit, Calls], None] | None = None
-        self._handles = [module.register_forward_hook(self._see) for module in self._units_of.keys() | local]
+        self._handles = [
+            module.register_forward_hook(self._see) for module in self._units_of.keys() | local
+        ]
 
     def __enter__(self) -> Capture:
         return self
@@ -56,7 +58,9 @@ class Capture:
             handle.remove()
         self.calls.clear()
 
-    def backward(self, total: Tensor, consume: Callable[[Unit, Calls], None], retain_graph: bool) -> None:
+    def backward(
+        self, total: Tensor, consume: Callable[[Unit, Calls], None], retain_graph: bool
+    ) -> None:
         """Run the backward pass; `consume` gets each unit as soon as the gradients of all its calls are there."""
         for calls in self.calls.values():
             for call in calls:
@@ -74,7 +78,8 @@ class Capture:
     def count_views(self, examples: int) -> dict[nn.Module, set[float]]:
         """Return how many rows per example each module that was called has put out."""
         return {
-            module: {rows / examples for call in calls for rows in call.rows} for module, calls in self.calls.items()
+            module: {rows / examples for call in calls for rows in call.rows}
+            for module, calls in self.calls.items()
         }
 
     def collect(self, module: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
@@ -97,7 +102,9 @@ class Capture:
         if ruled and isinstance(output, Tensor) and not output.requires_grad:
             # nothing below asks for gradients: begin here. A copy, because a leaf may not be changed in place.
             begun = output = output.detach().requires_grad_().clone()
-        outputs = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.requires_grad]
+        outputs = [
+            leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.requires_grad
+        ]
         source = inputs[0].detach() if ruled and inputs else None
         call = LayerCall(
             inputs=source,

@@ -39,13 +39,20 @@ def group_rows(rows: Tensor, examples: int, layout: Layout) -> Tensor:
 class Direct:
     """Gradients that are small enough to be held: biases, the affine part of norms."""
 
-    def __init__(self, parts: list[Tensor], reduce: Callable[[Tensor], Tensor]):  # each [examples, k, ...]
-        self.parts, self.reduce = parts, reduce  # reduce: [examples, k, ...] -> [examples, k, *shape]
+    def __init__(
+        self, parts: list[Tensor], reduce: Callable[[Tensor], Tensor]
+    ):  # each [examples, k, ...]
+        self.parts, self.reduce = (
+            parts,
+            reduce,
+        )  # reduce: [examples, k, ...] -> [examples, k, *shape]
         self.gradient = sum(reduce(part).sum(dim=1) for part in parts)  # [examples, *shape]
 
     def weigh(self, weights: Tensor) -> tuple[Tensor, Tensor]:
         mass = sum(self.reduce(part.abs()).sum(dim=1) for part in self.parts)
-        return torch.tensordot(weights, self.gradient, dims=1), torch.tensordot(weights.abs(), mass, dims=1)
+        return torch.tensordot(weights, self.gradient, dims=1), torch.tensordot(
+            weights.abs(), mass, dims=1
+        )
 
     def add_to(self, total: Tensor, absolute: bool) -> None:
         total += (self.gradient.abs() if absolute else self.gradient.square()).sum(dim=0)
@@ -55,7 +62,11 @@ class Outer:
     """Sums of outer products over positions, as in Linear and Conv2d; formed for a few examples at a time."""
 
     def __init__(self, factors: Factors, parts: list[tuple[Tensor, Tensor]], shape: torch.Size):
-        self.factors, self.parts, self.shape = factors, parts, shape  # parts: input and gradient, [examples, k, ...]
+        self.factors, self.parts, self.shape = (
+            factors,
+            parts,
+            shape,
+        )  # parts: input and gradient, [examples, k, ...]
 
     def weigh(self, weights: Tensor) -> tuple[Tensor, Tensor]:
         total = mass = 0
@@ -67,12 +78,19 @@ class Outer:
 
     def add_to(self, total: Tensor, absolute: bool) -> None:
         for _, left, right in self._chunks():
-            if left.shape[-1] == 1:  # one position: the square of a product is the product of squares
-                left, right = (x.squeeze(-1).abs() if absolute else x.squeeze(-1).square() for x in (left, right))
+            if (
+                left.shape[-1] == 1
+            ):  # one position: the square of a product is the product of squares
+                left, right = (
+                    x.squeeze(-1).abs() if absolute else x.squeeze(-1).square()
+                    for x in (left, right)
+                )
                 total += torch.einsum("bgo,bgi->goi", left, right).reshape(self.shape)
                 continue
             if left.shape[1] == 1 and self.shape.numel() >= LARGE:
-                self._add_singly(total.view(len(total), -1), left.squeeze(1), right.squeeze(1), absolute)
+                self._add_singly(
+                    total.view(len(total), -1), left.squeeze(1), right.squeeze(1), absolute
+                )
                 continue
             gradient = torch.matmul(left, right.transpose(-1, -2))  # [chunk, groups, out, in]
             gradient = gradient.reshape(len(gradient), *self.shape)
@@ -91,7 +109,9 @@ class Outer:
     def add_example(self, total: Tensor, example: int) -> None:
         """Add the gradient of one example to `total`."""
         for inputs, gradient in self.parts:
-            left, right = self._factor(inputs[example : example + 1], gradient[example : example + 1])
+            left, right = self._factor(
+                inputs[example : example + 1], gradient[example : example + 1]
+            )
             product = torch.matmul(left, right.transpose(-1, -2))
             total += product.reshape(self.shape)
 
@@ -100,8 +120,14 @@ class Outer:
         positions = sum(gradient[0].numel() for _, gradient in self.parts)
         step = examples if positions == self.shape[0] else max(4, CHUNK // self.shape.numel())
         for start in range(0, examples, step):
-            pairs = [self._factor(x[start : start + step], g[start : start + step]) for x, g in self.parts]
-            left, right = (pair[0] if len(pair) == 1 else torch.cat(pair, dim=-1) for pair in zip(*pairs, strict=True))
+            pairs = [
+                self._factor(x[start : start + step], g[start : start + step])
+                for x, g in self.parts
+            ]
+            left, right = (
+                pair[0] if len(pair) == 1 else torch.cat(pair, dim=-1)
+                for pair in zip(*pairs, strict=True)
+            )
             yield start, left, right
 
     def _factor(self, inputs: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
@@ -117,7 +143,9 @@ class Outer:
 class Rows:
     """Gradients that touch a few rows of a table, as in Embedding; a row met twice by one example is added up first."""
 
-    def __init__(self, parts: list[tuple[Tensor, Tensor]], rows: int):  # ids [examples, k, ...], gradients [..., width]
+    def __init__(
+        self, parts: list[tuple[Tensor, Tensor]], rows: int
+    ):  # ids [examples, k, ...], gradients [..., width]
         examples = len(parts[0][0])
         self.examples = examples
         self.rows = rows
@@ -127,7 +155,9 @@ class Rows:
         # sorted, so that the rows of an example lie together
         keys, place = (example * rows + ids).flatten().unique(return_inverse=True)
         summed = gradient.new_zeros(len(keys), gradient.shape[-1])
-        self.gradient = summed.index_add_(0, place, gradient.flatten(0, 1))  # [pairs of example and row, width]
+        self.gradient = summed.index_add_(
+            0, place, gradient.flatten(0, 1)
+        )  # [pairs of example and row, width]
         self.example, self.row = keys // rows, keys % rows
 
     def weigh(self, weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -158,7 +188,9 @@ class Tied:
     def add_to(self, total: Tensor, absolute: bool) -> None:
         # the square of a sum: the parts of one example meet in a buffer before they are squared
         buffer = torch.empty_like(total)
-        examples = {len(product.parts[0][0]) for product in self.products} | {rows.examples for rows in self.rows}
+        examples = {len(product.parts[0][0]) for product in self.products} | {
+            rows.examples for rows in self.rows
+        }
         (count,) = examples
         for example in range(count):
             buffer.zero_()
@@ -207,7 +239,9 @@ def tie(contributions: Sequence[Contribution]) -> Tied:
     return Tied(rows, products)
 
 
-def contribute_linear(module: nn.Linear, parts: list[tuple[Tensor, Tensor]]) -> dict[str, Contribution]:
+def contribute_linear(
+    module: nn.Linear, parts: list[tuple[Tensor, Tensor]]
+) -> dict[str, Contribution]:
     """Inputs [examples, k, ..., in], gradients [examples, k, ..., out]."""
     result: dict[str, Contribution] = {"weight": Outer(_linear_factors, parts, module.weight.shape)}
     if module.bias is not None:
@@ -215,12 +249,16 @@ def contribute_linear(module: nn.Linear, parts: list[tuple[Tensor, Tensor]]) -> 
     return result
 
 
-def contribute_conv2d(module: nn.Conv2d, parts: list[tuple[Tensor, Tensor]]) -> dict[str, Contribution]:
+def contribute_conv2d(
+    module: nn.Conv2d, parts: list[tuple[Tensor, Tensor]]
+) -> dict[str, Contribution]:
     """Inputs [examples, k, in, height, width], gradients [examples, k, out, height, width]."""
 
     def factor(inputs: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
         patches = _unfold(module, inputs)  # [rows, in * kernel, positions]
-        return gradient.flatten(2).unflatten(1, (module.groups, -1)), patches.unflatten(1, (module.groups, -1))
+        return gradient.flatten(2).unflatten(1, (module.groups, -1)), patches.unflatten(
+            1, (module.groups, -1)
+        )
 
     result: dict[str, Contribution] = {"weight": Outer(factor, parts, module.weight.shape)}
     if module.bias is not None:
@@ -228,45 +266,63 @@ def contribute_conv2d(module: nn.Conv2d, parts: list[tuple[Tensor, Tensor]]) -> 
     return result
 
 
-def contribute_embedding(module: nn.Embedding, parts: list[tuple[Tensor, Tensor]]) -> dict[str, Contribution]:
+def contribute_embedding(
+    module: nn.Embedding, parts: list[tuple[Tensor, Tensor]]
+) -> dict[str, Contribution]:
     """Ids [examples, k, ...], gradients [examples, k, ..., width]."""
     if module.padding_idx is not None:
-        parts = [(ids, g.masked_fill((ids == module.padding_idx)[..., None], 0)) for ids, g in parts]
+        parts = [
+            (ids, g.masked_fill((ids == module.padding_idx)[..., None], 0)) for ids, g in parts
+        ]
     return {"weight": Rows(parts, module.num_embeddings)}
 
 
-def contribute_layer_norm(module: nn.LayerNorm, parts: list[tuple[Tensor, Tensor]]) -> dict[str, Contribution]:
+def contribute_layer_norm(
+    module: nn.LayerNorm, parts: list[tuple[Tensor, Tensor]]
+) -> dict[str, Contribution]:
     def normalise(x: Tensor) -> Tensor:
         return F.layer_norm(x, module.normalized_shape, eps=module.eps)
 
     last = len(module.normalized_shape)
-    return _contribute_affine(module, [(normalise(x) * g, g) for x, g in parts], lambda x: _sum_positions(x, last))
+    return _contribute_affine(
+        module, [(normalise(x) * g, g) for x, g in parts], lambda x: _sum_positions(x, last)
+    )
 
 
-def contribute_rms_norm(module: nn.Module, parts: list[tuple[Tensor, Tensor]]) -> dict[str, Contribution]:
+def contribute_rms_norm(
+    module: nn.Module, parts: list[tuple[Tensor, Tensor]]
+) -> dict[str, Contribution]:
     def normalise(x: Tensor) -> Tensor:
         return x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + _read_eps(module))
 
     return _contribute_affine(module, [(normalise(x) * g, g) for x, g in parts], _sum_positions)
 
 
-def contribute_transposed_linear(module: nn.Module, parts: list[tuple[Tensor, Tensor]]) -> dict[str, Contribution]:
+def contribute_transposed_linear(
+    module: nn.Module, parts: list[tuple[Tensor, Tensor]]
+) -> dict[str, Contribution]:
     """GPT-2's Conv1D: a linear layer whose weight is [in, out]."""
     turned = [(gradient, inputs) for inputs, gradient in parts]
-    result: dict[str, Contribution] = {"weight": Outer(_linear_factors, turned, module.weight.shape)}
+    result: dict[str, Contribution] = {
+        "weight": Outer(_linear_factors, turned, module.weight.shape)
+    }
     if module.bias is not None:
         result["bias"] = Direct([g for _, g in parts], _sum_positions)
     return result
 
 
-def contribute_group_norm(module: nn.GroupNorm, parts: list[tuple[Tensor, Tensor]]) -> dict[str, Contribution]:
+def contribute_group_norm(
+    module: nn.GroupNorm, parts: list[tuple[Tensor, Tensor]]
+) -> dict[str, Contribution]:
     def normalise(x: Tensor) -> Tensor:
         return F.group_norm(x.flatten(0, 1), module.num_groups, eps=module.eps).view_as(x)
 
     return _contribute_affine(module, [(normalise(x) * g, g) for x, g in parts], _sum_space)
 
 
-def contribute_batch_norm(module: nn.Module, parts: list[tuple[Tensor, Tensor]]) -> dict[str, Contribution]:
+def contribute_batch_norm(
+    module: nn.Module, parts: list[tuple[Tensor, Tensor]]
+) -> dict[str, Contribution]:
     def normalise(x: Tensor) -> Tensor:
         # statistics of a 16-bit model are read in the precision of the rule
         mean = module.running_mean.to(x.dtype)
@@ -276,7 +332,9 @@ def contribute_batch_norm(module: nn.Module, parts: list[tuple[Tensor, Tensor]])
     return _contribute_affine(module, [(normalise(x) * g, g) for x, g in parts], _sum_space)
 
 
-def _contribute_affine(module: nn.Module, parts: list[tuple[Tensor, Tensor]], reduce: Callable[[Tensor], Tensor]):
+def _contribute_affine(
+    module: nn.Module, parts: list[tuple[Tensor, Tensor]], reduce: Callable[[Tensor], Tensor]
+):
     result: dict[str, Contribution] = {}
     if module.weight is not None:
         result["weight"] = Direct([scaled for scaled, _ in parts], reduce)
@@ -298,7 +356,9 @@ def _sum_space(x: Tensor) -> Tensor:
 
 def _linear_factors(inputs: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
     """[rows, ..., in] and [rows, ..., out] -> [rows, 1, out, positions], [rows, 1, in, positions]."""
-    right, left = (x.reshape(len(x), -1, x.shape[-1]).transpose(1, 2).unsqueeze(1) for x in (inputs, gradient))
+    right, left = (
+        x.reshape(len(x), -1, x.shape[-1]).transpose(1, 2).unsqueeze(1) for x in (inputs, gradient)
+    )
     return left, right
 
 
@@ -309,7 +369,10 @@ def _unfold(module: nn.Conv2d, inputs: Tensor) -> Tensor:
         return inputs[:, :, ::down, ::across].flatten(2)
     if isinstance(module.padding, str):  # "same" may pad one side more than the other
         before_after = module._reversed_padding_repeated_twice
-        inputs, padding = F.pad(inputs, before_after) if module.padding == "same" else inputs, (0, 0)
+        inputs, padding = (
+            F.pad(inputs, before_after) if module.padding == "same" else inputs,
+            (0, 0),
+        )
     else:
         padding = module.padding
     return F.unfold(inputs, module.kernel_size, module.dilation, padding, module.stride)
@@ -326,7 +389,9 @@ def _seems_rms_norm(module: nn.Module) -> bool:
 
 
 def _find_eps(module: nn.Module) -> str | None:
-    return next((name for name in ("variance_epsilon", "eps", "epsilon") if hasattr(module, name)), None)
+    return next(
+        (name for name in ("variance_epsilon", "eps", "epsilon") if hasattr(module, name)), None
+    )
 
 
 def _read_eps(module: nn.Module) -> float:
@@ -351,7 +416,13 @@ _RULES: dict[type, tuple[Callable[[nn.Module], bool], Callable[..., dict[str, Co
     nn.Embedding: (_plain_embedding, contribute_embedding),
     nn.LayerNorm: (lambda m: True, contribute_layer_norm),
     nn.GroupNorm: (lambda m: True, contribute_group_norm),
-    nn.BatchNorm1d: (lambda m: not m.training and m.running_mean is not None, contribute_batch_norm),
-    nn.BatchNorm2d: (lambda m: not m.training and m.running_mean is not None, contribute_batch_norm),
+    nn.BatchNorm1d: (
+        lambda m: not m.training and m.running_mean is not None,
+        contribute_batch_norm,
+    ),
+    nn.BatchNorm2d: (
+        lambda m: not m.training and m.running_mean is not None,
+        contribute_batch_norm,
+    ),
     BatchNorm2d: (lambda m: not m.training and m.running_mean is not None, contribute_batch_norm),
 }

@@ -27,17 +27,24 @@ class MeanGradients:
     def add_mean(self, score: Tensor, counted: bool) -> None:
         """Add the gradient of the mean of all processes' scores [examples]."""
         total = sum(gather_counts(len(score) if counted else 0, self.device))
-        self._add(score.mean() if process_rank()[1] == 1 else score.sum() * (float(counted) / total))
+        self._add(
+            score.mean() if process_rank()[1] == 1 else score.sum() * (float(counted) / total)
+        )
         self.batches, self.examples = self.batches + 1, self.examples + total
 
     def add_each(self, vectors: Sequence[Tensor], counted: bool) -> None:
         """Add the gradient of each process's each score, for all vectors [examples] of scores."""
-        rank, counts = process_rank()[0], gather_counts(len(vectors[0]) if counted else 0, self.device)
+        rank, counts = (
+            process_rank()[0],
+            gather_counts(len(vectors[0]) if counted else 0, self.device),
+        )
         for vector in vectors:
             for owner, count in enumerate(counts):
                 for place in range(count):
                     # the others take part with nothing: their weights are needed, and theirs is a part of the gradient
-                    self._add(vector[place] if owner == rank else vector.sum() * 0, retain_graph=True)
+                    self._add(
+                        vector[place] if owner == rank else vector.sum() * 0, retain_graph=True
+                    )
         self.examples += sum(counts)
 
     def _add(self, loss: Tensor, retain_graph: bool = False) -> None:
@@ -56,7 +63,9 @@ class MeanGradients:
             (loss * world).backward(retain_graph=retain_graph)
             found = [parameter.grad for parameter in parameters]
         else:
-            found = torch.autograd.grad(loss, parameters, allow_unused=True, retain_graph=retain_graph)
+            found = torch.autograd.grad(
+                loss, parameters, allow_unused=True, retain_graph=retain_graph
+            )
         for parameter, gradient in zip(parameters, found, strict=True):
             if world > 1 and not is_sharded(parameter):
                 # a copy, because autograd may give two parameters the same memory

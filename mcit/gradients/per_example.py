@@ -44,7 +44,9 @@ class _Path:
 class PerExampleGradients:
     """Accumulates sum_i f(g_i) for named parameters, f the square or the absolute value, in `sums`."""
 
-    def __init__(self, model: nn.Module, parameters: dict[str, nn.Parameter], absolute: bool = False):
+    def __init__(
+        self, model: nn.Module, parameters: dict[str, nn.Parameter], absolute: bool = False
+    ):
         self.model = model
         self.parameters = parameters
         self.absolute = absolute
@@ -62,7 +64,9 @@ class PerExampleGradients:
             self._plan(scores)
         ruled = self._group(lambda path: path.unit)
         local = self._group(lambda path: path.module)
-        whole = [name for name, path in self.paths.items() if path.unit is None and path.module is None]
+        whole = [
+            name for name, path in self.paths.items() if path.unit is None and path.module is None
+        ]
         frozen = [self.parameters[name] for names in ruled.values() for name in names]
         unseen: list[str] = []
         with _without_grad(frozen), Capture(ruled, set(local)) as capture:
@@ -107,7 +111,9 @@ class PerExampleGradients:
         """Whether every module has as many rows per example as when it was audited; a single one has no order."""
         if self.single or examples == 1:
             return examples == 1
-        return all(views <= self.audited[m] | {1.0} for m, views in capture.count_views(examples).items())
+        return all(
+            views <= self.audited[m] | {1.0} for m, views in capture.count_views(examples).items()
+        )
 
     def describe_paths(self) -> dict[str, str]:
         """Return the path that serves each parameter: rule, module or network."""
@@ -126,7 +132,9 @@ class PerExampleGradients:
         for name in names:
             contributions[name.rpartition(".")[2]].add_to(self.sums[name], self.absolute)
 
-    def _apply_module(self, names: list[str], outputs: list[Tensor], gradients: list[Tensor], examples: int) -> None:
+    def _apply_module(
+        self, names: list[str], outputs: list[Tensor], gradients: list[Tensor], examples: int
+    ) -> None:
         if not outputs:
             # the module's output did not reach the score
             return
@@ -144,13 +152,19 @@ class PerExampleGradients:
             return
         parameters = [self.parameters[name] for name in names]
         found = torch.autograd.grad(vector.sum(), parameters, retain_graph=True, allow_unused=True)
-        reached = [name for name, gradient in zip(names, found, strict=True) if gradient is not None]
+        reached = [
+            name for name, gradient in zip(names, found, strict=True) if gradient is not None
+        ]
         for score in vector if reached else ():
             self._add_gradients(reached, [score], None)
 
-    def _add_gradients(self, names: list[str], outputs: list[Tensor], gradients: list[Tensor] | None) -> None:
+    def _add_gradients(
+        self, names: list[str], outputs: list[Tensor], gradients: list[Tensor] | None
+    ) -> None:
         parameters = [self.parameters[name] for name in names]
-        found = torch.autograd.grad(outputs, parameters, gradients, retain_graph=True, allow_unused=True)
+        found = torch.autograd.grad(
+            outputs, parameters, gradients, retain_graph=True, allow_unused=True
+        )
         for name, gradient in zip(names, found, strict=True):
             if gradient is not None:
                 gradient = gradient.to(self.sums[name].dtype)
@@ -193,7 +207,9 @@ class PerExampleGradients:
                 units.setdefault(tuple(owners), []).append(name)
         return units
 
-    def _plan_modules(self, names: list[str], scores: Scores) -> tuple[dict[str, _Path], dict[nn.Module, set[float]]]:
+    def _plan_modules(
+        self, names: list[str], scores: Scores
+    ) -> tuple[dict[str, _Path], dict[nn.Module, set[float]]]:
         chains = {name: _enclosing(self.model, self.owners[name]) for name in names}
         paths = {}
         with Capture((), {module for chain in chains.values() for module in chain}) as capture:
@@ -203,7 +219,9 @@ class PerExampleGradients:
             for name in names:
                 paths[name] = _Path()
                 for module in chains[name]:
-                    found = audit.weigh_module(name, self.parameters[name], *capture.collect(module))
+                    found = audit.weigh_module(
+                        name, self.parameters[name], *capture.collect(module)
+                    )
                     fitting = audit.fitting(name, found)
                     if len(fitting) == 1:
                         paths[name] = _Path(module=module, layout=fitting[0])
@@ -219,7 +237,11 @@ def _agree(fitting: dict[str, list[Layout]]) -> dict[str, Layout]:
     """One layout each. Where a gradient of zero fits both, the order that the other parameters have shown is taken."""
     shown = {layouts[0] for layouts in fitting.values() if len(layouts) == 1}
     common = shown.pop() if len(shown) == 1 else None
-    chosen = {name: layouts[0] if len(layouts) == 1 else common for name, layouts in fitting.items() if layouts}
+    chosen = {
+        name: layouts[0] if len(layouts) == 1 else common
+        for name, layouts in fitting.items()
+        if layouts
+    }
     return {name: layout for name, layout in chosen.items() if layout is not None}
 
 
@@ -229,7 +251,9 @@ def make_sum(parameter: Tensor) -> Tensor:
     return torch.zeros(parameter.shape, dtype=dtype, device=parameter.device)
 
 
-def _find_owners(model: nn.Module, parameters: dict[str, nn.Parameter]) -> dict[str, list[nn.Module]]:
+def _find_owners(
+    model: nn.Module, parameters: dict[str, nn.Parameter]
+) -> dict[str, list[nn.Module]]:
     owners: dict[int, list[nn.Module]] = {}
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
@@ -240,7 +264,10 @@ def _find_owners(model: nn.Module, parameters: dict[str, nn.Parameter]) -> dict[
 def _enclosing(model: nn.Module, owners: list[nn.Module]) -> list[nn.Module]:
     """Modules that hold all owners, the smallest first."""
     held = {module: set(module.modules()) for module in model.modules()}
-    return sorted((m for m in held if owners and held[m].issuperset(owners)), key=lambda module: len(held[module]))
+    return sorted(
+        (m for m in held if owners and held[m].issuperset(owners)),
+        key=lambda module: len(held[module]),
+    )
 
 
 @contextmanager

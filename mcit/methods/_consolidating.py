@@ -26,14 +26,18 @@ class Consolidating(Method):
     is stable for any strength.
     """
 
-    looks_ahead = False  # but to see whether anything follows, and whether it widens this head: `key` says so
+    looks_ahead = (
+        False  # but to see whether anything follows, and whether it widens this head: `key` says so
+    )
     strength: float
     estimator: Estimator = Estimator()
     merge: Merge = "sum"
     decay: float = 1.0
     penalty: Literal["gradient", "proximal"] = "gradient"
     manager: ConsolidationManager | None = field(default=None, init=False, repr=False)
-    measured: Importance | None = field(default=None, init=False, repr=False)  # of the task just learned
+    measured: Importance | None = field(
+        default=None, init=False, repr=False
+    )  # of the task just learned
     state: Mapping[str, Any] | None = field(default=None, init=False, repr=False)
     warning: str | None = field(default=None, init=False, repr=False)
 
@@ -44,7 +48,9 @@ class Consolidating(Method):
         if not 0 <= self.decay <= 1:
             problems.append(f"method.decay must lie between 0 and 1, found {self.decay:g}")
         if self.merge != "online" and self.decay not in (1.0, type(self).decay):
-            problems.append(f"method.decay belongs to merge 'online', found merge {self.merge!r}: leave it out")
+            problems.append(
+                f"method.decay belongs to merge 'online', found merge {self.merge!r}: leave it out"
+            )
         if self.estimator.update_buffers:
             problems.append(
                 "method.estimator.update_buffers is true, which would refresh BatchNorm's statistics for this method "
@@ -56,7 +62,9 @@ class Consolidating(Method):
 
     def begin_task(self, stage: Stage) -> None:
         if self.manager is None:
-            self.manager = ConsolidationManager(stage.learner, self.strength, merge=self.merge, decay=self.decay)
+            self.manager = ConsolidationManager(
+                stage.learner, self.strength, merge=self.merge, decay=self.decay
+            )
             if self.state is not None:
                 self.manager.load_state_dict(self.state)
         else:
@@ -68,7 +76,9 @@ class Consolidating(Method):
     def before_clip(self, stage: Stage, step: Step) -> None:
         if self.penalty == "gradient":
             ratio = self.manager.add_gradient_(measure=step.logged)
-            if step.logged and math.isfinite(ratio):  # infinite where the task has no gradient, as one class alone
+            if step.logged and math.isfinite(
+                ratio
+            ):  # infinite where the task has no gradient, as one class alone
                 step.figures["pull"] = ratio
         if step.logged:
             step.figures["penalty"] = float(self.manager.penalty())
@@ -82,11 +92,15 @@ class Consolidating(Method):
             return  # nothing comes after that could be held
         old_share = None
         if self.merge == "share":
-            old_share = getattr(stage.task, "known", stage.index) / getattr(stage.task, "total", stage.index + 1)
+            old_share = getattr(stage.task, "known", stage.index) / getattr(
+                stage.task, "total", stage.index + 1
+            )
         try:
             self.measured = self.measure(stage)
         except OneClassError:
-            self.measured = constant_importance(stage, 0.0, "one class so far: every score is constant")
+            self.measured = constant_importance(
+                stage, 0.0, "one class so far: every score is constant"
+            )
         self.manager.consolidate(self.measured, old_share)
 
     def measure(self, stage: Stage) -> Importance:
@@ -118,13 +132,13 @@ class Consolidating(Method):
         return None if stage.index else {}  # nothing is held yet
 
     def describe(self) -> str:
-        return (
-            f"{self.estimator.describe()}; strength {self.strength:g}, {self.describe_merge()}, {self.penalty} penalty"
-        )
+        return f"{self.estimator.describe()}; strength {self.strength:g}, {self.describe_merge()}, {self.penalty} penalty"
 
     def describe_merge(self) -> str:
         """How the importance of one task meets that of those before."""
-        return f"merge {self.merge}" + (f" (decay {self.decay:g})" if self.merge == "online" else "")
+        return f"merge {self.merge}" + (
+            f" (decay {self.decay:g})" if self.merge == "online" else ""
+        )
 
     def describe_other_merge(self) -> str:
         """The same where it is not the method's own, which its name stands for."""
@@ -152,5 +166,7 @@ def is_shared(name: str, stage: Stage) -> bool:
 @torch.no_grad()
 def constant_importance(stage: Stage, value: float, note: str) -> Importance:
     """Return the same importance for every weight that is shared."""
-    names = {n: p for n, p in stage.learner.named_parameters() if p.requires_grad and is_shared(n, stage)}
+    names = {
+        n: p for n, p in stage.learner.named_parameters() if p.requires_grad and is_shared(n, stage)
+    }
     return Importance({name: torch.full_like(p, value) for name, p in names.items()}, note=note)

@@ -36,7 +36,9 @@ class Adapters(Method):
     def begin_task(self, stage: Stage) -> None:
         vilt = stage.learner.encoder.vilt
         vilt.requires_grad_(False)
-        config = peft.LoraConfig(r=self.rank, lora_alpha=self.alpha, target_modules=list(self.targets))
+        config = peft.LoraConfig(
+            r=self.rank, lora_alpha=self.alpha, target_modules=list(self.targets)
+        )
         with warnings.catch_warnings():
             # several adapters side by side, which peft warns of, is what is wanted here
             warnings.filterwarnings("ignore", message="Already found a `peft_config`")

@@ -20,7 +20,9 @@ class FreezeBottom(Method):
 
     def __post_init__(self) -> None:
         if not self.layers > 0 or (self.layers > 1 and not self.layers.is_integer()):
-            raise ConfigError([f"method.layers must be a share between 0 and 1 or a count, found {self.layers:g}"])
+            raise ConfigError(
+                [f"method.layers must be a share between 0 and 1 or a count, found {self.layers:g}"]
+            )
 
     def find_problems(self, tasks: Sequence[Task]) -> list[str]:
         if not is_class_incremental(tasks):
@@ -37,5 +39,7 @@ class FreezeBottom(Method):
             module.requires_grad_(False)
 
     def describe(self) -> str:
-        bottom = f"{self.layers:.0%} of the layers" if self.layers < 1 else f"{int(self.layers)} layers"
+        bottom = (
+            f"{self.layers:.0%} of the layers" if self.layers < 1 else f"{int(self.layers)} layers"
+        )
         return f"embeddings and the bottom {bottom} are frozen"

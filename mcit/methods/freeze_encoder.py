@@ -19,7 +19,9 @@ class FreezeEncoder(Method):
     def find_problems(self, tasks: Sequence[Task]) -> list[str]:
         if not is_class_incremental(tasks):
             return []
-        return ["method 'freeze_encoder' needs a pretrained encoder; that of class-incremental tasks starts at random"]
+        return [
+            "method 'freeze_encoder' needs a pretrained encoder; that of class-incremental tasks starts at random"
+        ]
 
     def begin_task(self, stage: Stage) -> None:
         stage.learner.encoder.requires_grad_(False)

@@ -28,7 +28,9 @@ class Replay(Method):
     def __post_init__(self) -> None:
         problems = []
         if not 0 < self.fraction <= 1:
-            problems.append(f"method.fraction must lie above 0 and up to 1, found {self.fraction:g}")
+            problems.append(
+                f"method.fraction must lie above 0 and up to 1, found {self.fraction:g}"
+            )
         if self.frequency < 1:
             problems.append(f"method.frequency counts steps from 1, found {self.frequency}")
         if problems:

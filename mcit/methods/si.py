@@ -51,7 +51,9 @@ class Si(Consolidating):
         return self.path.importance()
 
     def state_dict(self) -> Mapping[str, Any]:
-        return {**super().state_dict(), **self.fit_state(), "index": self.index} if self.path else {}
+        return (
+            {**super().state_dict(), **self.fit_state(), "index": self.index} if self.path else {}
+        )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)

@@ -24,7 +24,9 @@ class Single(Method):
     def find_problems(self, tasks: Sequence[Task]) -> list[str]:
         if not is_class_incremental(tasks):
             return []
-        return ["method 'single' needs a head per task; class-incremental tasks share one: use 'joint'"]
+        return [
+            "method 'single' needs a head per task; class-incremental tasks share one: use 'joint'"
+        ]
 
     def begin_task(self, stage: Stage) -> None:
         encoder = stage.learner.encoder
@@ -47,11 +49,16 @@ class Single(Method):
         return None if stage.index else {}
 
     def state_dict(self) -> Mapping[str, Any]:
-        return {"pretrained": self.pretrained, "encoders": {str(i): e for i, e in self.encoders.items()}}
+        return {
+            "pretrained": self.pretrained,
+            "encoders": {str(i): e for i, e in self.encoders.items()},
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.pretrained = dict(state.get("pretrained", {}))
-        self.encoders = {int(index): encoder for index, encoder in state.get("encoders", {}).items()}
+        self.encoders = {
+            int(index): encoder for index, encoder in state.get("encoders", {}).items()
+        }
 
     def describe(self) -> str:
         return "each task alone, from the pretrained weights"

@@ -31,8 +31,17 @@ def build(config: ModelConfig, stem: str = "cifar") -> Learner:
 def _build_resnet(config: ModelConfig, stem: str) -> Learner:
     from mcit.models.resnet import build_resnet
 
-    asked = {"model.lora.rank": config.lora.rank > 0, "model.gradient_checkpointing": config.gradient_checkpointing}
-    problems = [f"{key} is an option of ViLT, and model.name is 'resnet18'" for key, found in asked.items() if found]
+    asked = {
+        "model.lora.rank": config.lora.rank > 0,
+        "model.gradient_checkpointing": config.gradient_checkpointing,
+    }
+    problems = [
+        f"{key} is an option of ViLT, and model.name is 'resnet18'"
+        for key, found in asked.items()
+        if found
+    ]
     if problems:
         raise ConfigError(problems)
-    return Learner(build_resnet(width=config.width or 64, stem=stem, channels_last=config.channels_last))
+    return Learner(
+        build_resnet(width=config.width or 64, stem=stem, channels_last=config.channels_last)
+    )

@@ -27,13 +27,18 @@ class TaskHead(nn.Module):
         if head.layout == "mlp":
             hidden = 2 * width  # also where two views come in
             self.layers = nn.Sequential(
-                nn.Linear(inputs, hidden), nn.LayerNorm(hidden), nn.GELU(), nn.Linear(hidden, outputs)
+                nn.Linear(inputs, hidden),
+                nn.LayerNorm(hidden),
+                nn.GELU(),
+                nn.Linear(hidden, outputs),
             )
         elif self.choice:
             self.layers = nn.Sequential(Dropout(0.1), nn.Linear(inputs, outputs))
         else:
             self.layers = nn.Sequential(nn.Linear(inputs, outputs))
-            _start(self.layers[-1].weight, self.layers[-1].bias)  # all rows start alike, first or added
+            _start(
+                self.layers[-1].weight, self.layers[-1].bias
+            )  # all rows start alike, first or added
 
     def forward(self, features: Tensor) -> Tensor:
         if self.choice:
@@ -57,7 +62,9 @@ def widen(linear: nn.Linear, outputs: int) -> None:
     _start(rows, bias)
     for name, new in (("weight", rows), ("bias", bias)):
         old = getattr(linear, name)
-        setattr(linear, name, nn.Parameter(torch.cat([old.data, new]), requires_grad=old.requires_grad))
+        setattr(
+            linear, name, nn.Parameter(torch.cat([old.data, new]), requires_grad=old.requires_grad)
+        )
     linear.out_features = outputs
 
 

@@ -30,7 +30,9 @@ class Learner(nn.Module):
         module = self._find(head)
         features = self.encoder(batch)  # [batch, views, width]
         if features.shape[1] != head.views:
-            raise ValueError(f"head {head.name!r} needs {head.views} views, the batch has {features.shape[1]}")
+            raise ValueError(
+                f"head {head.name!r} needs {head.views} views, the batch has {features.shape[1]}"
+            )
         return module(features)
 
     def grow(self, head: Head) -> None:
@@ -38,7 +40,9 @@ class Learner(nn.Module):
         known = self._known.get(head.name)
         if known is None:
             parameter = next(self.encoder.parameters())
-            self.heads[head.name] = TaskHead(head, self.encoder.width).to(parameter.device).train(self.training)
+            self.heads[head.name] = (
+                TaskHead(head, self.encoder.width).to(parameter.device).train(self.training)
+            )
         else:
             _check_growth(known, head)
             self.heads[head.name].grow(head.outputs)
@@ -58,15 +62,23 @@ class Learner(nn.Module):
     def _find(self, head: Head) -> TaskHead:
         if head.name not in self.heads:
             listed = ", ".join(self.heads) or "none"
-            raise LookupError(f"unknown head {head.name!r}{suggest(head.name, self.heads)} (heads: {listed})")
+            raise LookupError(
+                f"unknown head {head.name!r}{suggest(head.name, self.heads)} (heads: {listed})"
+            )
         return self.heads[head.name]
 
 
 def _check_growth(known: Head, head: Head) -> None:
     if head.outputs < known.outputs:
-        raise ValueError(f"head {head.name!r} has {known.outputs} outputs and cannot shrink to {head.outputs}")
+        raise ValueError(
+            f"head {head.name!r} has {known.outputs} outputs and cannot shrink to {head.outputs}"
+        )
     if replace(head, outputs=known.outputs) != known:
         was, now = (f"{each.kind}, {each.layout}, {each.views} views" for each in (known, head))
-        raise ValueError(f"head {head.name!r} is ({was}) and cannot become ({now}); give the other task's head a name")
+        raise ValueError(
+            f"head {head.name!r} is ({was}) and cannot become ({now}); give the other task's head a name"
+        )
     if head.kind == "choice" and head.outputs != known.outputs:
-        raise ValueError(f"head {head.name!r} chooses among {known.views} views and cannot have {head.outputs} outputs")
+        raise ValueError(
+            f"head {head.name!r} chooses among {known.views} views and cannot have {head.outputs} outputs"
+        )

@@ -49,7 +49,9 @@ class ResNet(nn.Module):
         channels, blocks = width, []
         for stage, growth in enumerate(_GROWTH):
             for index in range(_BLOCKS_PER_STAGE):
-                blocks.append(BasicBlock(channels, growth * width, stride=2 if stage and not index else 1))
+                blocks.append(
+                    BasicBlock(channels, growth * width, stride=2 if stage and not index else 1)
+                )
                 channels = growth * width
         self.blocks = nn.Sequential(*blocks)
         self.width = channels  # of the features
@@ -61,7 +63,9 @@ class ResNet(nn.Module):
         self.to(memory_format=self.memory_format)
 
     def forward(self, batch: Mapping[str, Any]) -> Tensor:
-        images = batch["pixel_values"].contiguous(memory_format=self.memory_format)  # [batch, 3, height, width]
+        images = batch["pixel_values"].contiguous(
+            memory_format=self.memory_format
+        )  # [batch, 3, height, width]
         maps = self.blocks(self.stem(images))
         return maps.mean(dim=(2, 3)).unsqueeze(1)  # [batch, 1, features]
 

@@ -33,7 +33,9 @@ def load_vilt(
     inputs = ViltInputs.from_pretrained(name, config)
     encoder = ViltEncoder(_read_weights(name, config))
     if gradient_checkpointing:
-        encoder.vilt.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        encoder.vilt.gradient_checkpointing_enable(
+            gradient_checkpointing_kwargs={"use_reentrant": False}
+        )
     if lora is not None and lora.rank > 0:
         _add_lora(encoder.vilt, lora)
     return encoder, inputs
@@ -58,9 +60,13 @@ class ImageEmbeddings(nn.Module):
     def forward(self, patches: Tensor, weights: Tensor) -> Tensor:
         """Tokens [images, 1 + length, width] of patches [images, length, width], each placed by weights over cells."""
         images = len(patches)
-        tokens = torch.cat([self.cls_token.expand(images, -1, -1), patches], dim=1)  # [images, 1 + length, width]
+        tokens = torch.cat(
+            [self.cls_token.expand(images, -1, -1), patches], dim=1
+        )  # [images, 1 + length, width]
         first = self.position_embeddings[:, :1].expand(images, -1, -1)  # [images, 1, width]
-        placed = weights.to(tokens.dtype) @ self.position_embeddings[0, 1:]  # [images, length, width]
+        placed = (
+            weights.to(tokens.dtype) @ self.position_embeddings[0, 1:]
+        )  # [images, length, width]
         return self.dropout(tokens + torch.cat([first, placed.to(tokens.dtype)], dim=1))
 
 
@@ -99,14 +105,20 @@ class ViltEncoder(nn.Module):
         words, images = len(batch["input_ids"]), len(batch["pixel_values"])
         texts, text_mask = self.embed_texts(batch["input_ids"]), batch["attention_mask"]
         pictures, picture_mask = self.embed_images(batch["pixel_values"], batch["pixel_mask"])
-        kinds = picture_mask.new_ones(images, 1)  # [images, 1]: 1 for an image, 2 for the second of a pair
+        kinds = picture_mask.new_ones(
+            images, 1
+        )  # [images, 1]: 1 for an image, 2 for the second of a pair
         if images > words:
             kinds = self._number_images(words, images, kinds)
             texts, text_mask = (_repeat(part, images // words) for part in (texts, text_mask))
         elif words > images:
             _whole("texts", words, "images", images)
-            pictures, picture_mask, kinds = (_repeat(part, words // images) for part in (pictures, picture_mask, kinds))
-        kinds = torch.cat([torch.zeros_like(text_mask), kinds.expand_as(picture_mask)], dim=1)  # [rows, length]
+            pictures, picture_mask, kinds = (
+                _repeat(part, words // images) for part in (pictures, picture_mask, kinds)
+            )
+        kinds = torch.cat(
+            [torch.zeros_like(text_mask), kinds.expand_as(picture_mask)], dim=1
+        )  # [rows, length]
         states = torch.cat([texts, pictures], dim=1)  # [rows, length, width]
         states = states + self.vilt.embeddings.token_type_embeddings(kinds)
         mask = _additive(torch.cat([text_mask, picture_mask], dim=1), states.dtype)
@@ -118,7 +130,9 @@ class ViltEncoder(nn.Module):
         rows, length = input_ids.shape
         limit = self.vilt.config.max_position_embeddings
         if length > limit:
-            raise ValueError(f"texts of {length} tokens where the model has {limit} text positions; truncate them")
+            raise ValueError(
+                f"texts of {length} tokens where the model has {limit} text positions; truncate them"
+            )
         # Expanded to every row: a [1, length] lookup would hide from hooks which example its gradient came from.
         positions = torch.arange(length, device=input_ids.device).expand(rows, length)
         return self.vilt.embeddings.text_embeddings(input_ids=input_ids, position_ids=positions)
@@ -128,17 +142,29 @@ class ViltEncoder(nn.Module):
 
         Each image's patches stand first, row by row of its own size, whatever canvas the batch was padded to.
         """
-        patches = self.vilt.embeddings.patch_embeddings(pixel_values)  # [images, width, rows, columns]
+        patches = self.vilt.embeddings.patch_embeddings(
+            pixel_values
+        )  # [images, width, rows, columns]
         columns = patches.shape[-1]
-        mask = interpolate(pixel_mask[:, None].float(), size=patches.shape[-2:])[:, 0]  # [images, rows, columns]
-        high, wide = mask[:, :, :1].sum(dim=1).long(), mask[:, :1, :].sum(dim=2).long()  # [images, 1] each
+        mask = interpolate(pixel_mask[:, None].float(), size=patches.shape[-2:])[
+            :, 0
+        ]  # [images, rows, columns]
+        high, wide = (
+            mask[:, :, :1].sum(dim=1).long(),
+            mask[:, :1, :].sum(dim=2).long(),
+        )  # [images, 1] each
         longest = int((high * wide).max())
-        slot = torch.arange(longest, device=patches.device).expand(len(patches), longest)  # [images, longest]
+        slot = torch.arange(longest, device=patches.device).expand(
+            len(patches), longest
+        )  # [images, longest]
         valid = slot < high * wide
         row, column = slot // wide.clamp(min=1), slot % wide.clamp(min=1)
         source = torch.where(valid, row * columns + column, 0)[..., None].expand(-1, -1, self.width)
         patches = patches.flatten(2).transpose(1, 2).gather(1, source)  # [images, longest, width]
-        weights = _bilinear(row, high, self.grid)[..., :, None] * _bilinear(column, wide, self.grid)[..., None, :]
+        weights = (
+            _bilinear(row, high, self.grid)[..., :, None]
+            * _bilinear(column, wide, self.grid)[..., None, :]
+        )
         tokens = self.vilt.embeddings(patches, weights.flatten(2))
         return tokens, torch.cat([valid.new_ones(len(valid), 1), valid], dim=1).long()
 
@@ -147,8 +173,12 @@ class ViltEncoder(nn.Module):
         _whole("images", images, "texts", words)
         views, known = images // words, self.vilt.config.modality_type_vocab_size - 1
         if views > known:
-            raise ValueError(f"{views} images per text, but the model tells only {known} images apart")
-        return torch.arange(1, views + 1, device=kinds.device, dtype=kinds.dtype).repeat(words)[:, None]
+            raise ValueError(
+                f"{views} images per text, but the model tells only {known} images apart"
+            )
+        return torch.arange(1, views + 1, device=kinds.device, dtype=kinds.dtype).repeat(words)[
+            :, None
+        ]
 
 
 def _grow_modalities(vilt: ViltModel) -> None:
@@ -200,7 +230,9 @@ def _read_weights(name: str, config: ViltConfig) -> ViltModel:
                 output_loading_info=True,
             )
     except (OSError, RuntimeError, SafetensorError) as error:
-        raise DataError(f"{name}: the weights cannot be loaded ({first_line(error)}); {FILES}") from error
+        raise DataError(
+            f"{name}: the weights cannot be loaded ({first_line(error)}); {FILES}"
+        ) from error
     for problem in _losses(report):
         raise DataError(f"{name}: {problem}")
     return vilt
@@ -214,8 +246,13 @@ def _losses(report: Mapping[str, Any]) -> Iterator[str]:
             f"the checkpoint lacks {len(missing)} weights of the encoder ({_few(missing)}), which would start at "
             "random; use a checkpoint saved from ViltModel with its pooler, or from ViltForMaskedLM"
         )
-    other = [f"{key} is {list(found)}, not {list(due)}" for key, found, due in sorted(report["mismatched_keys"])]
-    lost = sorted(key for key in report["unexpected_keys"] if key.removeprefix("vilt.").startswith(_PARTS))
+    other = [
+        f"{key} is {list(found)}, not {list(due)}"
+        for key, found, due in sorted(report["mismatched_keys"])
+    ]
+    lost = sorted(
+        key for key in report["unexpected_keys"] if key.removeprefix("vilt.").startswith(_PARTS)
+    )
     # Older versions saved a table of indices along with the weights.
     other += [f"{key} has no place" for key in lost if not key.endswith("position_ids")]
     if other:
@@ -228,7 +265,11 @@ def _add_lora(vilt: ViltModel, lora: LoraConfig) -> None:
     """Low-rank adapters beside the named layers; they alone remain trainable."""
     import peft
 
-    known = {path.rpartition(".")[2] for path, module in vilt.named_modules() if isinstance(module, nn.Linear)}
+    known = {
+        path.rpartition(".")[2]
+        for path, module in vilt.named_modules()
+        if isinstance(module, nn.Linear)
+    }
     problems = [
         f"model.lora.targets: ViLT has no linear layer {target!r}{suggest(target, known)} (layers: {sorted(known)})"
         for target in lora.targets
@@ -237,7 +278,10 @@ def _add_lora(vilt: ViltModel, lora: LoraConfig) -> None:
     if problems:
         raise ConfigError(problems)
     adapter = peft.LoraConfig(
-        r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=list(lora.targets)
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules=list(lora.targets),
     )
     peft.inject_adapter_in_model(adapter, vilt)
 

@@ -27,7 +27,9 @@ FILES = (
     "give a hub name or a folder with config.json, model.safetensors, preprocessor_config.json and "
     "tokenizer.json or vocab.txt, or take the small ViLT that ships with mcit: --set model.name=embedded"
 )
-_MOST_UNUSED = 128  # words of a model's vocabulary that stand for nothing: some round it up for speed
+_MOST_UNUSED = (
+    128  # words of a model's vocabulary that stand for nothing: some round it up for speed
+)
 
 
 class ViltInputs:
@@ -48,7 +50,9 @@ class ViltInputs:
             tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=is_local(name))
             images = ViltImageProcessorPil.from_pretrained(name, local_files_only=is_local(name))
         except (OSError, ValueError) as error:
-            raise DataError(f"{name}: no tokenizer and image settings ({first_line(error)}); {FILES}") from error
+            raise DataError(
+                f"{name}: no tokenizer and image settings ({first_line(error)}); {FILES}"
+            ) from error
         problems = [*_misfits(tokenizer, config), *_image_misfits(images, config)]
         if problems:
             raise DataError(
@@ -69,7 +73,9 @@ class ViltInputs:
             parts = [self._tokenize(part) for part in zip(*texts, strict=True)]
             rows = [self._frame_parts(row) for row in zip(*parts, strict=True)]
         longest = max((len(row) for row in rows), default=0)
-        input_ids = torch.full((len(rows), longest), self.tokenizer.pad_token_id)  # [texts, longest]
+        input_ids = torch.full(
+            (len(rows), longest), self.tokenizer.pad_token_id
+        )  # [texts, longest]
         attention_mask = torch.zeros_like(input_ids)
         for index, row in enumerate(rows):
             input_ids[index, : len(row)] = torch.tensor(row)
@@ -81,7 +87,9 @@ class ViltInputs:
         """How images are resized; None where the checkpoint takes them as they are."""
         if not self.images.do_resize:
             return None
-        return Resizing(self.images.size["shortest_edge"], self.images.size_divisor, int(self.images.resample))
+        return Resizing(
+            self.images.size["shortest_edge"], self.images.size_divisor, int(self.images.resample)
+        )
 
     def read_images(self, images: Sequence[Image.Image | PreparedPicture]) -> dict[str, Tensor]:
         """`pixel_values` [images, 3, height, width] and `pixel_mask`, as ViltImageProcessorPil makes them.
@@ -92,7 +100,9 @@ class ViltInputs:
         pictures = [_read_pixels(image, resizing) for image in images]
         height, width = (max(picture.shape[side] for picture in pictures) for side in (0, 1))
         pixel_values = torch.zeros(len(pictures), 3, height, width)  # [images, 3, height, width]
-        pixel_mask = torch.zeros(len(pictures), height, width, dtype=torch.long)  # [images, height, width]
+        pixel_mask = torch.zeros(
+            len(pictures), height, width, dtype=torch.long
+        )  # [images, height, width]
         scale, shift = self._affine()
         for index, picture in enumerate(pictures):
             high, wide = picture.shape[:2]
@@ -119,11 +129,16 @@ class ViltInputs:
             kept.append(ids[:room])
             room -= len(kept[-1])
         last, *lead = kept
-        return self._frame([*chain.from_iterable(reversed(lead)), self.tokenizer.sep_token_id, *last])
+        return self._frame(
+            [*chain.from_iterable(reversed(lead)), self.tokenizer.sep_token_id, *last]
+        )
 
     def _affine(self) -> tuple[Tensor, Tensor]:
         """Rescaling and normalisation as one multiplication and one addition, [3, 1, 1] each."""
-        scale, shift = torch.ones(3, 1, 1, dtype=torch.float64), torch.zeros(3, 1, 1, dtype=torch.float64)
+        scale, shift = (
+            torch.ones(3, 1, 1, dtype=torch.float64),
+            torch.zeros(3, 1, 1, dtype=torch.float64),
+        )
         if self.images.do_rescale:
             scale = scale * self.images.rescale_factor
         if self.images.do_normalize:
@@ -181,7 +196,9 @@ def read_config(name: str) -> ViltConfig:
     except (OSError, ValueError) as error:
         raise DataError(f"{name}: no ViLT checkpoint ({first_line(error)}); {FILES}") from error
     if found.get("model_type") != "vilt":
-        raise DataError(f"{name}: config.json describes a {found.get('model_type')!r} model where 'vilt' is needed")
+        raise DataError(
+            f"{name}: config.json describes a {found.get('model_type')!r} model where 'vilt' is needed"
+        )
     return ViltConfig.from_dict(found)
 
 

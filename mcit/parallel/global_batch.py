@@ -60,7 +60,9 @@ def draw_rows(draw: Callable[[int], Tensor], count: int) -> Tensor:
     if _held is None or _held.places is None or len(_held.places) == _held.total:
         return draw(count)
     if count != len(_held.places):
-        raise RuntimeError(f"{count} examples are drawn for where this process holds {len(_held.places)} of the batch")
+        raise RuntimeError(
+            f"{count} examples are drawn for where this process holds {len(_held.places)} of the batch"
+        )
     return draw(_held.total)[list(_held.places)]
 
 
@@ -70,7 +72,9 @@ class Dropout(nn.Dropout):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or not self.p:
             return x
-        keep = draw_rows(lambda count: x.new_empty(count, *x.shape[1:]).bernoulli_(1 - self.p), len(x))
+        keep = draw_rows(
+            lambda count: x.new_empty(count, *x.shape[1:]).bernoulli_(1 - self.p), len(x)
+        )
         return x * keep.div_(1 - self.p)
 
 
@@ -87,7 +91,9 @@ class BatchNorm2d(nn.BatchNorm2d):
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         mean, variance, count = _measure_channels(wide, _held.counted)
         if count == 1:
-            raise ValueError("BatchNorm needs more than one value per channel, and all processes together hold one")
+            raise ValueError(
+                "BatchNorm needs more than one value per channel, and all processes together hold one"
+            )
         self._follow(mean.detach(), variance.detach() * (count / (count - 1)))
         scale, shift = torch.rsqrt(variance + self.eps), 0.0
         if self.affine:

@@ -28,7 +28,11 @@ ACCELERATE = (
     ("python", "-m", "accelerate.commands.accelerate_cli", "launch"),
     ("python", "-m", "accelerate.commands.launch"),
 )
-SEVERAL = ("WORLD_SIZE", "LOCAL_RANK", *MPI_SIZES)  # what a launcher of several processes sets in each of them
+SEVERAL = (
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    *MPI_SIZES,
+)  # what a launcher of several processes sets in each of them
 
 
 @dataclass(frozen=True)
@@ -117,7 +121,11 @@ def find_launcher() -> Launcher | None:
     words = found.rstrip("\0").split("\0")
     script, *options = sys.argv
     front = words[: len(words) - len(options)]
-    if words[len(front) :] != options or len(front) < 2 or Path(front[-1]).name != Path(script).name:
+    if (
+        words[len(front) :] != options
+        or len(front) < 2
+        or Path(front[-1]).name != Path(script).name
+    ):
         return None
     return Launcher(parent, tuple(_shorten_program(front)))
 

@@ -34,7 +34,12 @@ def wrap(part: Tensor, like: Tensor) -> Tensor:
     from torch.distributed.tensor import DTensor
 
     return DTensor.from_local(
-        part, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+        part,
+        like.device_mesh,
+        like.placements,
+        run_check=False,
+        shape=like.shape,
+        stride=like.stride(),
     )
 
 
@@ -48,7 +53,9 @@ def cut(value: Tensor, like: Tensor) -> Tensor:
     if not is_sharded(value):
         mesh = like.device_mesh
         value = value.to(local(like).device)
-        value = DTensor.from_local(value, mesh, [Replicate()] * mesh.ndim, run_check=False)  # all have it: no traffic
+        value = DTensor.from_local(
+            value, mesh, [Replicate()] * mesh.ndim, run_check=False
+        )  # all have it: no traffic
     return value.redistribute(like.device_mesh, like.placements).to_local()
 
 
@@ -68,7 +75,9 @@ def combine(numbers: Iterable[tuple[Tensor, Tensor]], reduction: Reduction = "su
     for tensor, number in numbers:
         mesh = (tensor.device_mesh, _sharded_dimensions(tensor)) if is_sharded(tensor) else None
         key, number = (mesh, number.device), number.detach().double()
-        totals[key] = merge(totals[key], number) if key in totals else number  # a device is asked once, at the end
+        totals[key] = (
+            merge(totals[key], number) if key in totals else number
+        )  # a device is asked once, at the end
     result = None
     for (mesh, _), total in totals.items():
         total = total.cpu() if mesh is None else _reduce(total, *mesh, reduction)
@@ -86,4 +95,6 @@ def _reduce(number: Tensor, mesh: Any, dimensions: tuple[int, ...], reduction: R
 
 def _sharded_dimensions(tensor: Tensor) -> tuple[int, ...]:
     """Those of the mesh along which processes hold different parts; along the others they hold copies."""
-    return tuple(number for number, placement in enumerate(tensor.placements) if not placement.is_replicate())
+    return tuple(
+        number for number, placement in enumerate(tensor.placements) if not placement.is_replicate()
+    )

@@ -25,7 +25,9 @@ from torch.utils.data import (
 from mcit.parallel.global_batch import Rows, holding, process_rank, share_rows
 
 _NOTHING = object()
-Part = tuple[Sequence[int], Rows]  # indices in the data, and which rows of the global batch they are
+Part = tuple[
+    Sequence[int], Rows
+]  # indices in the data, and which rows of the global batch they are
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,11 @@ class Share:
 
     def number_examples(self, count: int, before: int) -> Tensor:
         """The place [count] of each example among those of all processes; `before` it has had so many itself."""
-        if self.rows is not None and self.rows.places is not None and len(self.rows.places) == count:
+        if (
+            self.rows is not None
+            and self.rows.places is not None
+            and len(self.rows.places) == count
+        ):
             return self.first + torch.tensor(list(self.rows.places))
         rank, world = process_rank()
         return rank + world * (before + torch.arange(count))
@@ -72,10 +78,14 @@ def budget(samples: int | float | None, available: int) -> int:
     """How many of `available` examples a count, a fraction or None (all) asks for; at least one of any."""
     if samples is None:
         return available
-    return min(available, samples if isinstance(samples, int) else max(1, round(samples * available)))
+    return min(
+        available, samples if isinstance(samples, int) else max(1, round(samples * available))
+    )
 
 
-def share_loader(loader: Iterable, samples: int | float | None = None, seed: int = 0) -> SharedLoader | None:
+def share_loader(
+    loader: Iterable, samples: int | float | None = None, seed: int = 0
+) -> SharedLoader | None:
     """The same data in order, in batches as large as the loader's, or None where they cannot be counted and picked.
 
     The parts of all processes together hold each example once (or each of `samples` drawn with `seed`). Drawing
@@ -88,7 +98,11 @@ def share_loader(loader: Iterable, samples: int | float | None = None, seed: int
     generator = torch.Generator().manual_seed(seed)
     chosen: Sequence[int] = range(len(loader.dataset))
     if budget(samples, len(chosen)) < len(chosen):
-        chosen = torch.randperm(len(chosen), generator=generator)[: budget(samples, len(chosen))].sort().values.tolist()
+        chosen = (
+            torch.randperm(len(chosen), generator=generator)[: budget(samples, len(chosen))]
+            .sort()
+            .values.tolist()
+        )
     return _share(loader, [chosen[i : i + size] for i in range(0, len(chosen), size)], generator)
 
 
@@ -107,11 +121,15 @@ def share_batches(loader: Iterable, samples: int | float | None = None) -> Share
         together *= 1 if getattr(wrapper, "split_batches", True) else wrapper.num_processes
         wrapper = wrapper.batch_sampler
     generator = loader.generator
-    if generator is None:  # a loader that is read by itself draws such a seed before its sampler draws the order
+    if (
+        generator is None
+    ):  # a loader that is read by itself draws such a seed before its sampler draws the order
         generator = torch.Generator().manual_seed(int(torch.empty((), dtype=torch.int64).random_()))
     plan = [[list(batch) for batch in batches]]
     if process_rank()[1] > 1:
-        dist.broadcast_object_list(plan)  # a shuffled order that was drawn in each process might be another in each
+        dist.broadcast_object_list(
+            plan
+        )  # a shuffled order that was drawn in each process might be another in each
     whole = [list(chain(*plan[0][i : i + together])) for i in range(0, len(plan[0]), together)]
     if samples is not None:
         size = together * (getattr(batches, "batch_size", None) or 0)
@@ -149,7 +167,9 @@ def gather_counts(count: int, device: torch.device) -> list[int]:
     return counts.tolist()
 
 
-def load_parts(dataset: Dataset, parts: Sequence[Part], collate: Callable[[Any], Any], **options: Any) -> DataLoader:
+def load_parts(
+    dataset: Dataset, parts: Sequence[Part], collate: Callable[[Any], Any], **options: Any
+) -> DataLoader:
     """A loader that gives the batch of each part; what is drawn at random for it is drawn for the whole batch."""
     return DataLoader(_Parts(dataset, collate), batch_sampler=parts, collate_fn=_leave, **options)
 
@@ -165,14 +185,18 @@ class _Parts(Dataset):
         indices, rows = part
         fetch = getattr(self.dataset, "__getitems__", None)
         with holding(rows):
-            return self.collate(fetch(indices) if fetch else [self.dataset[index] for index in indices])
+            return self.collate(
+                fetch(indices) if fetch else [self.dataset[index] for index in indices]
+            )
 
 
 def _leave(batch: Any) -> Any:
     return batch
 
 
-def _share(loader: DataLoader, batches: Sequence[Sequence[int]], generator: torch.Generator | None) -> SharedLoader:
+def _share(
+    loader: DataLoader, batches: Sequence[Sequence[int]], generator: torch.Generator | None
+) -> SharedLoader:
     shares = [(batch, share_rows(len(batch), *process_rank())) for batch in batches]
     parts = [([batch[place] for place in rows.places], rows) for batch, rows in shares]
     shared = load_parts(

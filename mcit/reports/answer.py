@@ -29,11 +29,15 @@ class Standing:
     seconds: float | None
     importance_seconds: float | None
     held: float | None  # bytes
-    class_incremental: bool = False  # what can be lost is the whole score, and not what is above chance
+    class_incremental: bool = (
+        False  # what can be lost is the whole score, and not what is above chance
+    )
 
     @property
     def score(self) -> str:
-        return f"{self.final:.1f}" if self.spread is None else f"{self.final:.1f} ± {self.spread:.1f}"
+        return (
+            f"{self.final:.1f}" if self.spread is None else f"{self.final:.1f} ± {self.spread:.1f}"
+        )
 
 
 @dataclass(frozen=True)
@@ -88,18 +92,32 @@ def _answer(setting: str, groups: Sequence[Group]) -> Answer:
     if not standings:
         headline = "No run is finished, so there is no answer yet."
         return Answer(setting, tuple(groups), headline, tuple(map(_tell_unfinished, groups)))
-    ranked = sorted((s for s in standings if s.method not in BOUNDS), key=lambda s: -s.final) or standings
+    ranked = (
+        sorted((s for s in standings if s.method not in BOUNDS), key=lambda s: -s.final)
+        or standings
+    )
     leaders = tuple(s for s in ranked if s is ranked[0] or _alike(ranked[0], s))
     others = [s for s in ranked if s not in leaders]
     bounds = [s for s in standings if s not in ranked]
     headline = _tell_best(ranked, leaders, _tell_where(groups[0].runs[0]))
-    told = [_tell_cost(leaders), _tell_new(leaders, others), *_tell_others(others, bounds), *_tell_seeds(ranked)]
-    return Answer(setting, tuple(groups), headline, tuple(remark for remark in told if remark), leaders)
+    told = [
+        _tell_cost(leaders),
+        _tell_new(leaders, others),
+        *_tell_others(others, bounds),
+        *_tell_seeds(ranked),
+    ]
+    return Answer(
+        setting, tuple(groups), headline, tuple(remark for remark in told if remark), leaders
+    )
 
 
 def _tell_best(ranked: Sequence[Standing], leaders: Sequence[Standing], where: str) -> str:
     best = leaders[0]
-    once = ("With one seed each, " if len(ranked) > 1 else "With one seed, ") if _are_lone(ranked) else ""
+    once = (
+        ("With one seed each, " if len(ranked) > 1 else "With one seed, ")
+        if _are_lone(ranked)
+        else ""
+    )
     if len(leaders) > 1:
         why = "too close to call" if _are_lone(leaders) else "within the spread of the seeds"
         if len(leaders) > MOST:
@@ -118,7 +136,9 @@ def _tell_where(run: Run) -> str:
     if len(run.tasks) == 1:
         return f"on {run.tasks[0]}"
     count = f"{len(run.tasks)} tasks"
-    return f"over all classes of {count}" if run.track == "efcil" else f"on average over the {count}"
+    return (
+        f"over all classes of {count}" if run.track == "efcil" else f"on average over the {count}"
+    )
 
 
 def _tell_cost(leaders: Sequence[Standing]) -> str:
@@ -126,9 +146,16 @@ def _tell_cost(leaders: Sequence[Standing]) -> str:
     if len(leaders) == 1 or len(leaders) > MOST:
         one = leaders[0]
         told = [f"{verb} {what}" for verb, what in _list_cost(one, _took(one))]
-        return f"{'It' if len(leaders) == 1 else one.label} {_join(told)}." if told else "What it cost is not stated."
+        return (
+            f"{'It' if len(leaders) == 1 else one.label} {_join(told)}."
+            if told
+            else "What it cost is not stated."
+        )
     parts = [
-        [*_list_lost(one), *_list_cost(one, "" if one.seconds is None else format_seconds(one.seconds))]
+        [
+            *_list_lost(one),
+            *_list_cost(one, "" if one.seconds is None else format_seconds(one.seconds)),
+        ]
         for one in leaders
     ]
     verbs = [[verb for verb, _ in told] for told in parts]
@@ -142,12 +169,18 @@ def _tell_cost(leaders: Sequence[Standing]) -> str:
 
 def _tell_new(leaders: Sequence[Standing], others: Sequence[Standing]) -> str:
     """How well tasks were learned once there was something to keep: who learns nothing has nothing to forget."""
-    shown = [one for one in (leaders[:1] if len(leaders) > MOST else leaders) if one.new is not None]
+    shown = [
+        one for one in (leaders[:1] if len(leaders) > MOST else leaders) if one.new is not None
+    ]
     if not shown:
         return ""
     named = len(leaders) > 1
     scores = _join([f"{one.new:.1f} %{f' by {one.label}' if named else ''}" for one in shown])
-    free = [f"{one.new:.1f} % by {one.label}" for one in others if one.method == UNPROTECTED and one.new is not None]
+    free = [
+        f"{one.new:.1f} % by {one.label}"
+        for one in others
+        if one.method == UNPROTECTED and one.new is not None
+    ]
     return f"Tasks after the first were learned to {scores}{f' ({_join(free)})' if free else ''}."
 
 
@@ -167,22 +200,32 @@ def _tell_others(others: Sequence[Standing], bounds: Sequence[Standing]) -> list
             took = f", in {format_seconds(one.seconds)}" if one.seconds is not None else ""
             told.append(f"{one.label}, which protects nothing, ended at {one.score} %{lost}{took}.")
     if bounds:
-        told.append(f"As a bound, {_join([f'{one.label} ended at {one.score} %' for one in bounds])}.")
+        told.append(
+            f"As a bound, {_join([f'{one.label} ended at {one.score} %' for one in bounds])}."
+        )
     return told
 
 
 def _tell_seeds(ranked: Sequence[Standing]) -> list[str]:
     if _are_lone(ranked):
         alone = "One seed shows what happened once, not how far another would differ"
-        return [f"{alone}." if len(ranked) == 1 else f"{alone}: more seeds would tell whether the order holds."]
+        return [
+            f"{alone}."
+            if len(ranked) == 1
+            else f"{alone}: more seeds would tell whether the order holds."
+        ]
     counts = sorted({s.seeds for s in ranked})
     seeds = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    told = [f"Figures are mean ± standard deviation over {seeds} seeds{'' if len(ranked) == 1 else ' each'}."]
+    told = [
+        f"Figures are mean ± standard deviation over {seeds} seeds{'' if len(ranked) == 1 else ' each'}."
+    ]
     if len(ranked) > 1:
         told.append("Where these overlap with the best, it is not called better.")
     lone = [s.label for s in ranked if s.seeds == 1]
     if lone:
-        told.append(f"{_join(lone)} {'has' if len(lone) == 1 else 'have'} one seed only, whose spread is unknown.")
+        told.append(
+            f"{_join(lone)} {'has' if len(lone) == 1 else 'have'} one seed only, whose spread is unknown."
+        )
     return told
 
 
@@ -193,7 +236,11 @@ def _are_lone(standings: Sequence[Standing]) -> bool:
 def _tell_unfinished(group: Group) -> str:
     """How far a run is; the variant of one that is unfinished tells the tasks that it has learned."""
     now = metrics.last_average(group.runs[0].matrix)
-    return f"{group.variant} has learned nothing yet." if now is None else f"{group.variant} stands at {now:.1f} %."
+    return (
+        f"{group.variant} has learned nothing yet."
+        if now is None
+        else f"{group.variant} stands at {now:.1f} %."
+    )
 
 
 def _alike(best: Standing, other: Standing) -> bool:
@@ -208,7 +255,9 @@ def _forgot(one: Standing) -> str:
     if one.lost is None:
         if one.points is None:
             return ""
-        return f", having lost {one.points:.1f} points on earlier tasks since they were at their best"
+        return (
+            f", having lost {one.points:.1f} points on earlier tasks since they were at their best"
+        )
     if one.lost < LEAST_LOST:
         return ", and it forgot nothing"
     if one.lost >= 100 + LEAST_LOST:
@@ -240,7 +289,9 @@ def _took(one: Standing) -> str:
         return ""
     told = format_seconds(one.seconds)
     important = one.importance_seconds or 0.0
-    return f"{told} ({format_seconds(important)} of it for importance)" if important >= 0.5 else told
+    return (
+        f"{told} ({format_seconds(important)} of it for importance)" if important >= 0.5 else told
+    )
 
 
 def _total_seconds(run: Run) -> float | None:

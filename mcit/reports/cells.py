@@ -14,7 +14,9 @@ from mcit.reports.runs import Group, Run
 from mcit.reports.splits import ClassSplit
 
 
-def format_spread(values: Sequence[float | None], lost: Sequence[float | None] | None = None) -> str:
+def format_spread(
+    values: Sequence[float | None], lost: Sequence[float | None] | None = None
+) -> str:
     """Mean ± standard deviation of one value per seed, with the mean of what was `lost` in brackets."""
     mean = average(values)
     if mean is None:
@@ -62,7 +64,12 @@ def format_stiffness(group: Group) -> list[str]:
 
 def find_chance(groups: Sequence[Group]) -> Sequence[float] | None:
     """The chance levels of the tasks; None where no run states them."""
-    stated = [run.matrix.chance for group in groups for run in group.runs if run.scores.get("chance") is not None]
+    stated = [
+        run.matrix.chance
+        for group in groups
+        for run in group.runs
+        if run.scores.get("chance") is not None
+    ]
     return stated[0] if stated else None
 
 
@@ -104,7 +111,9 @@ def describe_methods(groups: Sequence[Group]) -> list[str]:
     for group in groups:
         run = group.runs[0]
         if run.track == "foreign":
-            lines.append(f"{group.variant}: from {run.scores['file']}; how it was made is not stated.")
+            lines.append(
+                f"{group.variant}: from {run.scores['file']}; how it was made is not stated."
+            )
             continue
         parts = [f"{group.variant}: {run.scores['estimator']}"]
         if run.scores.get("diagnoses"):

@@ -44,7 +44,9 @@ def draw_curves(curves: Sequence[Curve], tasks: Sequence[str], what: str) -> str
     ordered = sorted(curves, key=lambda curve: curve.kind == "leading")
     body = [_draw_grid(low, high)]
     body.append('<svg viewBox="0 0 100 100" preserveAspectRatio="none" aria-hidden="true">')
-    body += [_draw_line(number, curve, len(tasks), low, high) for number, curve in enumerate(ordered)]
+    body += [
+        _draw_line(number, curve, len(tasks), low, high) for number, curve in enumerate(ordered)
+    ]
     body.append("</svg>")
     body += [_draw_dots(number, curve, tasks, low, high) for number, curve in enumerate(ordered)]
     names = _draw_names(ordered, low, high, height)
@@ -65,11 +67,16 @@ def draw_matrix(run: Run) -> str:
     stated = run.scores["chance"] is not None  # another toolkit may not tell the chance levels
     floor = "zero" if run.matrix.class_incremental else "chance"
     head = "".join(
-        f'<th scope="col"{" class=long" if len(task) > 10 else ""}>{break_name(task)}</th>' for task in run.tasks
+        f'<th scope="col"{" class=long" if len(task) > 10 else ""}>{break_name(task)}</th>'
+        for task in run.tasks
     )
     rows = "".join(_draw_row(run, number, stated) for number in range(len(run.matrix.rows)))
     chance = "".join(f"<td>{value:.1f}</td>" for value in run.matrix.chance)
-    foot = f'<tfoot><tr><th scope="row">chance</th>{chance}<td class="total"></td></tr></tfoot>' if stated else ""
+    foot = (
+        f'<tfoot><tr><th scope="row">chance</th>{chance}<td class="total"></td></tr></tfoot>'
+        if stated
+        else ""
+    )
     return (
         f'<table class="matrix" data-floor="{floor}"><thead><tr><th scope="col">after</th>{head}'
         f'<th scope="col" class="total">A_t</th></tr></thead><tbody>{rows}</tbody>{foot}</table>'
@@ -84,15 +91,15 @@ def _draw_row(run: Run, number: int, stated: bool) -> str:
     cells = "".join(_draw_cell(value, share) for value, share in zip(row, lost, strict=True))
     blanks = "<td></td>" * (len(run.tasks) - len(row))
     seen = metrics.average_seen(run.matrix)[number]
-    return (
-        f'<tr><th scope="row">{break_name(run.tasks[number])}</th>{cells}{blanks}<td class="total">{seen:.1f}</td></tr>'
-    )
+    return f'<tr><th scope="row">{break_name(run.tasks[number])}</th>{cells}{blanks}<td class="total">{seen:.1f}</td></tr>'
 
 
 def break_name(name: str) -> str:
     """An escaped name that may be broken where its parts meet, but not within a range such as [4-7]."""
     parts = re.split(r"(?<=[_,/])(?=.)|(?<=.)(?=[\[(@])", name)
-    return "<wbr>".join(f"<span>{escape(part)}</span>" if part.startswith("[") else escape(part) for part in parts)
+    return "<wbr>".join(
+        f"<span>{escape(part)}</span>" if part.startswith("[") else escape(part) for part in parts
+    )
 
 
 def _draw_cell(value: float, lost: float | None) -> str:
@@ -105,8 +112,16 @@ def _draw_cell(value: float, lost: float | None) -> str:
 
 def _choose_range(curves: Sequence[Curve]) -> tuple[float, float]:
     """Tens around all that is drawn, never beyond 0 and 100."""
-    lows = [mean - spread for curve in curves for mean, spread in zip(curve.means, curve.spreads, strict=True)]
-    highs = [mean + spread for curve in curves for mean, spread in zip(curve.means, curve.spreads, strict=True)]
+    lows = [
+        mean - spread
+        for curve in curves
+        for mean, spread in zip(curve.means, curve.spreads, strict=True)
+    ]
+    highs = [
+        mean + spread
+        for curve in curves
+        for mean, spread in zip(curve.means, curve.spreads, strict=True)
+    ]
     low = max(0, math.floor((min(lows) - 1) / 10) * 10)
     high = min(100, math.ceil((max(highs) + 1) / 10) * 10)
     return float(low), float(max(high, low + 10))
@@ -117,13 +132,18 @@ def _draw_grid(low: float, high: float) -> str:
     lines = []
     value = math.ceil(low / step) * step
     while value <= high:
-        lines.append(f'<i class="rule" style="bottom:{_share(value, low, high):.2f}%"><b>{value:.0f}</b></i>')
+        lines.append(
+            f'<i class="rule" style="bottom:{_share(value, low, high):.2f}%"><b>{value:.0f}</b></i>'
+        )
         value += step
     return "".join(lines)
 
 
 def _draw_line(number: int, curve: Curve, tasks: int, low: float, high: float) -> str:
-    places = [f"{_place(task, tasks):.2f},{100 - _share(mean, low, high):.2f}" for task, mean in enumerate(curve.means)]
+    places = [
+        f"{_place(task, tasks):.2f},{100 - _share(mean, low, high):.2f}"
+        for task, mean in enumerate(curve.means)
+    ]
     return f'<polyline class="{curve.kind}" data-series="{number}" points="{" ".join(places)}"/>'
 
 
@@ -138,16 +158,25 @@ def _draw_dots(number: int, curve: Curve, tasks: Sequence[str], low: float, high
                 f'<i class="whisker {curve.kind}" data-series="{number}" '
                 f'style="{left};bottom:{bottom:.2f}%;height:{top - bottom:.2f}%"></i>'
             )
-        value = f"{mean:.2f} ± {spread:.2f} % ({curve.seeds} seeds)" if curve.seeds > 1 else f"{mean:.2f} %"
+        value = (
+            f"{mean:.2f} ± {spread:.2f} % ({curve.seeds} seeds)"
+            if curve.seeds > 1
+            else f"{mean:.2f} %"
+        )
         tip = escape(f"{curve.label} after {tasks[task]}: {value}")
         bottom = f"bottom:{_share(mean, low, high):.2f}%"
-        dots.append(f'<i class="dot {curve.kind}" data-series="{number}" style="{left};{bottom}" title="{tip}"></i>')
+        dots.append(
+            f'<i class="dot {curve.kind}" data-series="{number}" style="{left};{bottom}" title="{tip}"></i>'
+        )
     return "".join(dots)
 
 
 def _draw_names(curves: Sequence[Curve], low: float, high: float, height: int) -> str:
     """At the height where each line ends, moved apart where they would touch."""
-    ends = {number: _share(curve.means[-1], low, high) * height / 100 for number, curve in enumerate(curves)}
+    ends = {
+        number: _share(curve.means[-1], low, high) * height / 100
+        for number, curve in enumerate(curves)
+    }
     placed = _move_apart(ends, height)
     names = []
     for number, curve in enumerate(curves):

@@ -70,7 +70,9 @@ def check_plain(path: Path, data: Mapping[str, Any]) -> None:
     _refuse(path, data, wanted, "is no matrix of scores")
 
 
-def _refuse(path: Path, data: Mapping[str, Any], wanted: Mapping[str, Check], fault: str = CHANGED) -> None:
+def _refuse(
+    path: Path, data: Mapping[str, Any], wanted: Mapping[str, Check], fault: str = CHANGED
+) -> None:
     problem = _section(wanted)(data)
     if problem is not None:
         raise DataError(f"{path} {fault}: {problem}")
@@ -86,7 +88,9 @@ def _section(wanted: Mapping[str, Check], needed: bool = False) -> Check:
         if missing:
             return f"{missing[0]!r} is missing"
         found = {name: fits(value[name]) for name, fits in wanted.items() if name in value}
-        return next((f"{name!r} {problem}" for name, problem in found.items() if problem is not None), None)
+        return next(
+            (f"{name!r} {problem}" for name, problem in found.items() if problem is not None), None
+        )
 
     return check
 
@@ -98,7 +102,9 @@ def _list_of(fits: Check, length: int | None = None) -> Check:
         if length is not None and len(value) != length:
             return f"must have {length} items, found {len(value)}"
         found = [fits(item) for item in value]
-        return next((f"item {n} {problem}" for n, problem in enumerate(found) if problem is not None), None)
+        return next(
+            (f"item {n} {problem}" for n, problem in enumerate(found) if problem is not None), None
+        )
 
     return check
 
@@ -122,7 +128,9 @@ def _either(first: Check, second: Check) -> Check:
 
 def _text(value: Any) -> str | None:
     # half of a surrogate pair, which JSON can spell, is no text that could be written or printed
-    known = isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value)
+    known = isinstance(value, str) and not any(
+        "\ud800" <= character <= "\udfff" for character in value
+    )
     return None if known else _miss("text", value)
 
 

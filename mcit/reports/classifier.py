@@ -56,7 +56,9 @@ def classifier_importance(
     `measure_importance`; `most` stops after so many samples of the class. Of multi-label data, a sample belongs to
     the class if its label for it is above 0. The model comes back exactly as it was.
     """
-    return view_classifier(model, loader, weight_name, class_index, scores, forward=forward, most=most).values
+    return view_classifier(
+        model, loader, weight_name, class_index, scores, forward=forward, most=most
+    ).values
 
 
 def view_classifier(
@@ -73,7 +75,9 @@ def view_classifier(
     linear = find_linear(model, weight_name)
     classes = linear.out_features
     if not 0 <= class_index < classes:
-        raise ValueError(f"there is no class {class_index}: the classifier has {classes}, from 0 to {classes - 1}")
+        raise ValueError(
+            f"there is no class {class_index}: the classifier has {classes}, from 0 to {classes - 1}"
+        )
     estimators = {score: Estimator(score=score) for score in scores}
     sums = {score: torch.zeros(linear.weight.shape, dtype=torch.float64) for score in scores}
     seen, confidence, labels, multi_label = 0, 0.0, set(), False
@@ -104,12 +108,18 @@ def view_classifier(
 def find_linear(model: nn.Module, weight_name: str) -> nn.Linear:
     """The layer that a weight belongs to; it must have a row for each of several classes."""
     path, _, leaf = weight_name.rpartition(".")
-    linears = [f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    linears = [
+        f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Linear)
+    ]
     if leaf != "weight" or weight_name not in linears:
-        raise ValueError(f"{weight_name!r} is no weight of a linear layer (the last ones: {', '.join(linears[-3:])})")
+        raise ValueError(
+            f"{weight_name!r} is no weight of a linear layer (the last ones: {', '.join(linears[-3:])})"
+        )
     linear = model.get_submodule(path)
     if linear.out_features < 2:
-        raise ValueError(f"{weight_name} has one row for all choices, so that there is no row of a class to look at")
+        raise ValueError(
+            f"{weight_name} has one row for all choices, so that there is no row of a class to look at"
+        )
     return linear
 
 
@@ -144,7 +154,10 @@ class _Watch:
         given, inputs = gradient[chosen].double(), self.input[chosen].double()
         if given.ndim == 2:  # the gradient of a sample is an outer product, and so is its square
             return (size(given).T @ size(inputs)).cpu()
-        given, inputs = given.flatten(1, -2), inputs.flatten(1, -2)  # [samples, places, classes or features]
+        given, inputs = (
+            given.flatten(1, -2),
+            inputs.flatten(1, -2),
+        )  # [samples, places, classes or features]
         return sum(size(g.T @ x) for g, x in zip(given, inputs, strict=True)).cpu()
 
 

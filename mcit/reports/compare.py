@@ -26,19 +26,32 @@ def find_differences(runs: Sequence[Run]) -> list[str]:
     settings = split_settings(group_runs(runs))
     kinds = {(run.tasks, run.embedded) for run in runs if run.track != "foreign"}
     if len(kinds) > len({tasks for tasks, _ in kinds}):
-        lines.append("some runs are on the embedded benchmark and some on real data: they are tabulated apart")
+        lines.append(
+            "some runs are on the embedded benchmark and some on real data: they are tabulated apart"
+        )
     for setting, groups in settings.items():
         members = [run for group in groups for run in group.runs]
-        found = [*_compare_configs(members), *_compare_passports(members), *_compare_chance(members)]
+        found = [
+            *_compare_configs(members),
+            *_compare_passports(members),
+            *_compare_chance(members),
+        ]
         found += [*_find_repeats(members), *_compare_seeds(groups)]
         lines += [f"{setting}: {line}" for line in found] if len(settings) > 1 else found
-    return [*lines, *_compare_options(settings), *_describe_unfinished(runs), *_describe_foreign(runs)]
+    return [
+        *lines,
+        *_compare_options(settings),
+        *_describe_unfinished(runs),
+        *_describe_foreign(runs),
+    ]
 
 
 def _compare_configs(runs: Sequence[Run]) -> Iterator[str]:
     own = [run for run in runs if run.config]
     identities = [make_identity(run.config, run.passport) for run in own]
-    keys = sorted({key for identity in identities for key in identity if not key.startswith("method.")})
+    keys = sorted(
+        {key for identity in identities for key in identity if not key.startswith("method.")}
+    )
     for key in keys:
         note = "note: " if key in HARMLESS else ""
         yield from _tell(f"{note}{key}", own, [identity.get(key) for identity in identities])
@@ -48,7 +61,11 @@ def _compare_passports(runs: Sequence[Run]) -> Iterator[str]:
     known = [run for run in runs if run.passport]
     yield from _tell("version of mcit", known, [run.passport.get("mcit") for run in known])
     for name in PACKAGES:
-        yield from _tell(f"version of {name}", known, [run.passport.get("packages", {}).get(name) for run in known])
+        yield from _tell(
+            f"version of {name}",
+            known,
+            [run.passport.get("packages", {}).get(name) for run in known],
+        )
     for name in NOTES:
         yield from _tell(f"note: {name}", known, [run.passport.get(name) for run in known])
 
@@ -56,7 +73,9 @@ def _compare_passports(runs: Sequence[Run]) -> Iterator[str]:
 def _compare_chance(runs: Sequence[Run]) -> Iterator[str]:
     """Forgetting transfer is measured from chance, so that other levels make other figures of the same scores."""
     known = [run for run in runs if run.scores.get("chance") is not None]
-    yield from _tell("chance", known, [[round(level, 1) for level in run.matrix.chance] for run in known])
+    yield from _tell(
+        "chance", known, [[round(level, 1) for level in run.matrix.chance] for run in known]
+    )
 
 
 def _find_repeats(runs: Sequence[Run]) -> Iterator[str]:
@@ -77,7 +96,9 @@ def _compare_seeds(groups: Sequence[Any]) -> Iterator[str]:
         listed = sorted("not stated" if seed is None else str(seed) for seed in group.seeds)
         seeds.setdefault(", ".join(dict.fromkeys(listed)), []).append(group.variant)
     if len(seeds) > 1:
-        yield "seeds differ: " + "; ".join(f"{listed} ({_list(names)})" for listed, names in seeds.items())
+        yield "seeds differ: " + "; ".join(
+            f"{listed} ({_list(names)})" for listed, names in seeds.items()
+        )
 
 
 def _compare_options(settings: Mapping[str, Sequence[Group]]) -> Iterator[str]:
@@ -89,7 +110,9 @@ def _compare_options(settings: Mapping[str, Sequence[Group]]) -> Iterator[str]:
                 options = make_identity(group.runs[0].config, group.runs[0].passport)
                 rows.setdefault(group.variant, {})[setting] = options
     for variant, found in rows.items():
-        for key in sorted({key for options in found.values() for key in options if key.startswith("method.")}):
+        for key in sorted(
+            {key for options in found.values() for key in options if key.startswith("method.")}
+        ):
             values: dict[str, list[str]] = {}
             for setting, options in found.items():
                 values.setdefault(format_value(options.get(key)), []).append(setting)
@@ -116,9 +139,13 @@ def _tell(name: str, runs: Sequence[Run], values: Sequence[Any]) -> Iterator[str
     found: dict[str, list[str]] = {}
     for run, value in zip(runs, values, strict=True):
         text = format_value(value)
-        found.setdefault(text if len(text) <= LONGEST else f"{text[:LONGEST]}…", []).append(run.label)
+        found.setdefault(text if len(text) <= LONGEST else f"{text[:LONGEST]}…", []).append(
+            run.label
+        )
     if len({repr(value) for value in values}) > 1:
-        yield f"{name} differs: " + "; ".join(f"{value} ({_list(labels)})" for value, labels in found.items())
+        yield f"{name} differs: " + "; ".join(
+            f"{value} ({_list(labels)})" for value, labels in found.items()
+        )
 
 
 def _list(names: Sequence[str]) -> str:

@@ -175,18 +175,26 @@ def compare(sources: Sequence[Source]) -> Overlap:
     shared = _share_out(sources)
     count, total = len(sources), sum(values[0].numel() for values in shared.values())
     dots, common = np.zeros((count, count)), np.zeros((count, count))
-    limits = [_find_limit([values[number] for values in shared.values()]) for number in range(count)]
+    limits = [
+        _find_limit([values[number] for values in shared.values()]) for number in range(count)
+    ]
     for values in shared.values():
         members = [_belong(value, *limit) for value, limit in zip(values, limits, strict=True)]
         for a in range(count):
             for b in range(a, count):
-                dots[a, b] += float(torch.dot(values[a].flatten().double(), values[b].flatten().double()))
-                common[a, b] += float(torch.minimum(members[a], members[b]).sum(dtype=torch.float64))
+                dots[a, b] += float(
+                    torch.dot(values[a].flatten().double(), values[b].flatten().double())
+                )
+                common[a, b] += float(
+                    torch.minimum(members[a], members[b]).sum(dtype=torch.float64)
+                )
     dots, common = (np.triu(matrix) + np.triu(matrix, 1).T for matrix in (dots, common))
     lengths = np.sqrt(np.diag(dots))
     with np.errstate(invalid="ignore", divide="ignore"):
         cosine = dots / np.outer(lengths, lengths)
-    return Overlap(tuple(source.label for source in sources), total, cosine, common / _count_top(total))
+    return Overlap(
+        tuple(source.label for source in sources), total, cosine, common / _count_top(total)
+    )
 
 
 def _read_path(path: Path) -> list[Source]:
@@ -211,12 +219,18 @@ def _read_file(path: Path) -> Source:
         with safe_open(path, framework="pt") as file:
             kind = (file.metadata() or {}).get("format")
     except SafetensorError as error:
-        raise DataError(f"{path} is damaged or no safetensors file ({error}); make it again") from None
+        raise DataError(
+            f"{path} is damaged or no safetensors file ({error}); make it again"
+        ) from None
     if kind == MEASURED:
         found = _load(path)
-        return Source(label, found.values, found.describe(), found.estimator.cap if found.estimator else None)
+        return Source(
+            label, found.values, found.describe(), found.estimator.cap if found.estimator else None
+        )
     if kind != HELD:
-        raise DataError(f"{path} is of the form {kind!r}; what can be looked into is {MEASURED!r} and {HELD!r}")
+        raise DataError(
+            f"{path} is of the form {kind!r}; what can be looked into is {MEASURED!r} and {HELD!r}"
+        )
     tensors, about = read_tensors(path, HELD)
     parts = (name.partition("/") for name in tensors)
     held = {name: tensors[f"{part}/{name}"] for part, _, name in parts if part == "importance"}
@@ -234,7 +248,9 @@ def _read_checkpoint(path: Path, run: str) -> Source:
     snapshot = read_checkpoint(path)
     state = read_method(snapshot)
     if not state or "importance" not in state:
-        raise DataError(f"{run} is a run of a method that holds no importance; there is nothing to look into")
+        raise DataError(
+            f"{run} is a run of a method that holds no importance; there is nothing to look into"
+        )
     return _make_held(f"{run} (held)", state["importance"], state["about"])
 
 
@@ -271,7 +287,9 @@ def _share_out(sources: Sequence[Source]) -> dict[str, list[Tensor]]:
         shared[name] = [value[:rows] if value.ndim else value.reshape(1) for value in found]
     if not shared:
         labels = ", ".join(source.label for source in sources)
-        raise DataError(f"{labels} have no parameter in common: they are of different networks and cannot be compared")
+        raise DataError(
+            f"{labels} have no parameter in common: they are of different networks and cannot be compared"
+        )
     return shared
 
 

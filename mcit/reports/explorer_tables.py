@@ -48,7 +48,14 @@ def tabulate_layers(summaries: Sequence[Summary]) -> Table:
     found = [{layer.place: each.share(layer) for layer in each.layers} for each in summaries]
     rows = []
     for place, weights in weigh_layers(summaries).items():
-        rows.append([place.layer, place.part, f"{weights:.2f}", *(_share(shares.get(place)) for shares in found)])
+        rows.append(
+            [
+                place.layer,
+                place.part,
+                f"{weights:.2f}",
+                *(_share(shares.get(place)) for shares in found),
+            ]
+        )
     header = ["layer", "part", "weights %", *(f"{each.label} %" for each in summaries)]
     return Table("importance-layers", "Importance by layer", header, rows)
 
@@ -75,11 +82,19 @@ def tabulate_classes(view: ClassView, about: str = "") -> Table:
     rows = []
     for index in classes:
         cells = [(f"{view.sums(s)[index]:.3g}", f"{view.shares(s)[index]:.1f}") for s in scores]
-        rows.append([f"{index} (true)" if index == view.class_index else str(index), *itertools.chain(*cells)])
+        rows.append(
+            [
+                f"{index} (true)" if index == view.class_index else str(index),
+                *itertools.chain(*cells),
+            ]
+        )
     left = len(view.values[scores[0]]) - len(classes)
     if left:
         others = [index for index in range(len(view.sums(scores[0]))) if index not in classes]
-        cells = [(f"{view.sums(s)[others].sum():.3g}", f"{view.shares(s)[others].sum():.1f}") for s in scores]
+        cells = [
+            (f"{view.sums(s)[others].sum():.3g}", f"{view.shares(s)[others].sum():.1f}")
+            for s in scores
+        ]
         rows.append([f"{left} others", *itertools.chain(*cells)])
     notes = [
         f"{view.weight_name}, {about}{view.examples} samples of class {view.class_index}, of which the network is "
@@ -89,10 +104,19 @@ def tabulate_classes(view: ClassView, about: str = "") -> Table:
         "with each other.",
         *describe_classes(view),
     ]
-    best = frozenset((classes.index(view.class_index), column) for column in range(2 * len(scores) + 1))
+    best = frozenset(
+        (classes.index(view.class_index), column) for column in range(2 * len(scores) + 1)
+    )
     names = [METHODS.get(score, score) for score in scores]
     header = ["class", *itertools.chain(*((name, f"{name} %") for name in names))]
-    return Table("classifier", f"What is protected for samples of class {view.class_index}", header, rows, notes, best)
+    return Table(
+        "classifier",
+        f"What is protected for samples of class {view.class_index}",
+        header,
+        rows,
+        notes,
+        best,
+    )
 
 
 def choose_classes(view: ClassView, most: int = MOST_CLASSES) -> list[int]:
@@ -100,7 +124,10 @@ def choose_classes(view: ClassView, most: int = MOST_CLASSES) -> list[int]:
     count = len(next(iter(view.values.values())))
     if count <= most:
         return list(range(count))
-    largest = {index: max(float(view.shares(score)[index]) for score in view.values) for index in range(count)}
+    largest = {
+        index: max(float(view.shares(score)[index]) for score in view.values)
+        for index in range(count)
+    }
     largest[view.class_index] = float("inf")
     return sorted(sorted(largest, key=lambda index: -largest[index])[:most])
 
@@ -110,7 +137,11 @@ def describe_classes(view: ClassView) -> list[str]:
     lines = []
     if {"plain", "log_odds"} <= set(view.values):
         ratio = float(view.sums("plain").sum() / view.sums("log_odds").sum())
-        why = "" if view.multi_label else "EWC's gradient is that of log-odds times the doubt, 1 - p. "
+        why = (
+            ""
+            if view.multi_label
+            else "EWC's gradient is that of log-odds times the doubt, 1 - p. "
+        )
         lines.append(f"{why}The importance of EWC is {ratio:.2g} times that of log-odds.")
     for score in view.values:
         shares = view.shares(score).clone()

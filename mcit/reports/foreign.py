@@ -26,12 +26,16 @@ def read_plain(path: Path) -> dict[str, Any]:
     """
     data = read_json(path) if path.suffix == ".json" else _read_csv(path)
     if not isinstance(data.get("tasks"), list) or not isinstance(data.get("matrix"), list):
-        raise DataError(f"{path} needs `tasks`, a list of names, and `matrix`, a list of rows of percentages")
+        raise DataError(
+            f"{path} needs `tasks`, a list of names, and `matrix`, a list of rows of percentages"
+        )
     named = re.fullmatch(r"(.+?)[-_]seed(\d+)", path.stem)
     data.setdefault("method", named[1] if named else path.stem)
     data.setdefault("seed", int(named[2]) if named else None)
     data.setdefault("chance", None)
-    data["matrix"] = [_cut_row(row, number, data["tasks"], path) for number, row in enumerate(data["matrix"])]
+    data["matrix"] = [
+        _cut_row(row, number, data["tasks"], path) for number, row in enumerate(data["matrix"])
+    ]
     if not data["matrix"]:
         raise DataError(f"{path} has no scores: {HINT}")
     _check_percent(data, path)
@@ -43,10 +47,14 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         data = json.loads(read_text(path))
     except json.JSONDecodeError as error:
-        raise DataError(f"{path} is not valid JSON ({error}); it was cut off or edited, make it again") from None
+        raise DataError(
+            f"{path} is not valid JSON ({error}); it was cut off or edited, make it again"
+        ) from None
     if not isinstance(data, dict):
         found = type(data).__name__
-        raise DataError(f"{path} must hold one JSON object, found a {found}; give a file of `mcit run`, or a matrix")
+        raise DataError(
+            f"{path} must hold one JSON object, found a {found}; give a file of `mcit run`, or a matrix"
+        )
     return data
 
 
@@ -65,7 +73,11 @@ def _read_csv(path: Path) -> dict[str, Any]:
     first = next((line for line in text.splitlines() if line.strip()), "")
     delimiter = max(",;\t", key=first.count)
     numbered = enumerate(csv.reader(text.splitlines(), delimiter=delimiter), start=1)
-    lines = [(number, [cell.strip() for cell in row]) for number, row in numbered if any(map(str.strip, row))]
+    lines = [
+        (number, [cell.strip() for cell in row])
+        for number, row in numbered
+        if any(map(str.strip, row))
+    ]
     if not lines:
         raise DataError(f"{path} is empty: {HINT}")
     header = lines[0][1]
@@ -76,14 +88,18 @@ def _read_csv(path: Path) -> dict[str, Any]:
     data: dict[str, Any] = {"tasks": header[begin:end], "matrix": []}
     for number, row in lines[1:]:
         if len(row) > len(header):
-            raise DataError(f"{path}, line {number} has {len(row)} cells, but the header has {len(header)}: {HINT}")
+            raise DataError(
+                f"{path}, line {number} has {len(row)} cells, but the header has {len(header)}: {HINT}"
+            )
         cells = [_read_cell(cell, path, number) for cell in row[begin:end]]
         if begin and row[0].lower() == "chance":
             data["chance"] = cells
             continue
         data["matrix"].append(cells)
         if end < len(header):
-            data.setdefault("seen", []).append(_read_cell(row[end], path, number) if len(row) > end else None)
+            data.setdefault("seen", []).append(
+                _read_cell(row[end], path, number) if len(row) > end else None
+            )
     return data
 
 
@@ -98,9 +114,13 @@ def _read_cell(cell: str, path: Path, line: int) -> float | None:
 def _cut_row(row: Any, number: int, tasks: Sequence[str], path: Path) -> list[Any]:
     """The row up to the diagonal, which must be there."""
     if not isinstance(row, list):
-        raise DataError(f"{path}: row {number + 1} of the matrix must be a list of percentages, found {row!r}")
+        raise DataError(
+            f"{path}: row {number + 1} of the matrix must be a list of percentages, found {row!r}"
+        )
     if number >= len(tasks):
-        raise DataError(f"{path} has {len(tasks)} tasks, but more than as many rows: one row per checkpoint")
+        raise DataError(
+            f"{path} has {len(tasks)} tasks, but more than as many rows: one row per checkpoint"
+        )
     kept = row[: number + 1]
     for task, value in zip(tasks, [*kept, *[None] * (number + 1 - len(kept))], strict=False):
         if value is None:

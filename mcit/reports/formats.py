@@ -17,7 +17,9 @@ from rich.text import Text
 CHANCE = "chance"  # the first cell of a row that is no result
 UNDEFINED = "–"
 # A figure, perhaps with its spread over seeds, perhaps with its forgetting transfer in brackets.
-CELL = re.compile(rf"([+-]?\d+(?:\.\d+)?)(?: ± (\d+(?:\.\d+)?))?(?: \(({UNDEFINED}|[+-]?\d+(?:\.\d+)?)\))?")
+CELL = re.compile(
+    rf"([+-]?\d+(?:\.\d+)?)(?: ± (\d+(?:\.\d+)?))?(?: \(({UNDEFINED}|[+-]?\d+(?:\.\d+)?)\))?"
+)
 NUMBER = re.compile(r"[+-]?\d+(\.\d+)?(e[+-]?\d+)?")
 FORMULAS = ("=", "+", "-", "@", "\t", "\r")  # how a cell begins that a spreadsheet would compute
 WIDE = 8  # columns from which a table needs both columns of a two-column page
@@ -45,7 +47,10 @@ def format_markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> lis
 def format_markdown_table(table: Table) -> str:
     """The table in Markdown, its notes as a list underneath."""
     rows = [
-        [f"**{_guard(cell)}**" if (r, c) in table.best else _guard(cell) for c, cell in enumerate(row)]
+        [
+            f"**{_guard(cell)}**" if (r, c) in table.best else _guard(cell)
+            for c, cell in enumerate(row)
+        ]
         for r, row in enumerate(table.rows)
     ]
     lines = format_markdown([_guard(cell) for cell in table.header], rows)
@@ -63,7 +68,9 @@ def format_latex(table: Table) -> str:
     lines += [f"  \\begin{{tabular}}{{l{'r' * (len(table.header) - 1)}}}", "    \\toprule"]
     lines += [_format_latex_row(table.header), "    \\midrule"]
     for number, row in enumerate(table.rows):
-        lines.append(_format_latex_row(row, [c for c in range(len(row)) if (number, c) in table.best]))
+        lines.append(
+            _format_latex_row(row, [c for c in range(len(row)) if (number, c) in table.best])
+        )
         if row[0] == CHANCE and number + 1 < len(table.rows):
             lines.append("    \\midrule")
     lines += ["    \\bottomrule", "  \\end{tabular}", "  \\end{adjustbox}"]
@@ -87,12 +94,17 @@ def print_tables(tables: Sequence[Table], console: Console | None = None) -> Non
     """The tables on the terminal, the best in bold, their notes underneath; what several have to say is said once."""
     console, told = console or Console(highlight=False), set()
     for table in tables:
-        console.print(Text(table.title, style="italic"), soft_wrap=True)  # as a title rich would fold it
+        console.print(
+            Text(table.title, style="italic"), soft_wrap=True
+        )  # as a title rich would fold it
         grid = Grid()
         for number, name in enumerate(table.header):
             grid.add_column(Text(name), justify="right" if number else "left", no_wrap=True)
         for r, row in enumerate(table.rows):
-            cells = [Text(cell, style="bold" if (r, c) in table.best else "") for c, cell in enumerate(row)]
+            cells = [
+                Text(cell, style="bold" if (r, c) in table.best else "")
+                for c, cell in enumerate(row)
+            ]
             grid.add_row(*cells, style="dim" if row[0] == CHANCE else None)
         print_whole(grid, console)
         for note in table.notes:
@@ -191,7 +203,8 @@ def escape_latex(text: str) -> str:
 
 # The name of a metric; a minus sign, which stands before a figure and after nothing it would join; any character.
 _TOKEN = re.compile(
-    r"\b(?P<letter>[Aa])_(?P<index>last|avg|new|old|t[jt]?|jj)\b|(?P<minus>(?<![\w.])-(?=\d))|.", re.DOTALL
+    r"\b(?P<letter>[Aa])_(?P<index>last|avg|new|old|t[jt]?|jj)\b|(?P<minus>(?<![\w.])-(?=\d))|.",
+    re.DOTALL,
 )
 _LATEX = {
     **{character: f"\\{character}" for character in "&%$#_{}"},
@@ -223,7 +236,10 @@ def _escape(match: re.Match[str]) -> str:
 
 
 def _format_latex_row(row: Sequence[str], bold: Sequence[int] = ()) -> str:
-    cells = [f"\\textbf{{{escape_latex(cell)}}}" if c in bold else escape_latex(cell) for c, cell in enumerate(row)]
+    cells = [
+        f"\\textbf{{{escape_latex(cell)}}}" if c in bold else escape_latex(cell)
+        for c, cell in enumerate(row)
+    ]
     if cells[0].startswith("["):  # after \\ it would be taken for a length
         cells[0] = "{}" + cells[0]
     return f"    {' & '.join(cells)} \\\\"
@@ -233,7 +249,15 @@ def _split_column(name: str, cells: Sequence[str], split: bool) -> list[list[str
     parts = [CELL.fullmatch(cell) if split else None for cell in cells]
     if not any(parts):
         return [[name, *("" if cell == UNDEFINED else cell for cell in cells)]]
-    columns = [[name, *(part[1] if part else cell.strip(UNDEFINED) for part, cell in zip(parts, cells, strict=True))]]
+    columns = [
+        [
+            name,
+            *(
+                part[1] if part else cell.strip(UNDEFINED)
+                for part, cell in zip(parts, cells, strict=True)
+            ),
+        ]
+    ]
     for place, ending in ((2, "spread"), (3, "forgetting")):
         if any(part and part[place] for part in parts):
             found = [part[place] if part and part[place] else "" for part in parts]

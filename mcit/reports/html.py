@@ -55,13 +55,33 @@ def make_page(
 ) -> str:
     """The text of the report."""
     answers = answer_groups(groups)
-    own = [table for table in tables if table.name.startswith("matrix-") and len(groups) > 1]  # of one group each
+    own = [
+        table for table in tables if table.name.startswith("matrix-") and len(groups) > 1
+    ]  # of one group each
     compared = [_show_table(table) for table in tables if table not in own]
     sections = [
-        _fold("Comparison" if len(groups) > 1 else "Scores", _describe_size(groups), compared, unfolded=True),
-        _fold("Figures", _count(figures, "figure"), [_show_figure(n, f) for n, f in enumerate(figures, start=1)]),
-        _fold("Method by method", "scores with forgetting transfer", [_show_table(table) for table in own]),
-        _fold("Runs", "scores, estimator, stiffness, configuration", _show_runs(groups), _count_runs(groups) == 1),
+        _fold(
+            "Comparison" if len(groups) > 1 else "Scores",
+            _describe_size(groups),
+            compared,
+            unfolded=True,
+        ),
+        _fold(
+            "Figures",
+            _count(figures, "figure"),
+            [_show_figure(n, f) for n, f in enumerate(figures, start=1)],
+        ),
+        _fold(
+            "Method by method",
+            "scores with forgetting transfer",
+            [_show_table(table) for table in own],
+        ),
+        _fold(
+            "Runs",
+            "scores, estimator, stiffness, configuration",
+            _show_runs(groups),
+            _count_runs(groups) == 1,
+        ),
         _fold("How this report was made", "", [_show_command(command)]),
     ]
     body = [_show_answer(answer, warnings, number == 0) for number, answer in enumerate(answers)]
@@ -126,9 +146,15 @@ def _draw_answer(answer: Answer) -> str:
 
 def _show_table(table: Table) -> str:
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in table.header)
-    pinned = [number for number, row in enumerate(table.rows) if row[0] == CHANCE]  # not sorted with the results
+    pinned = [
+        number for number, row in enumerate(table.rows) if row[0] == CHANCE
+    ]  # not sorted with the results
     bodies = [pinned, [number for number in range(len(table.rows)) if number not in pinned]]
-    rows = "".join(f"<tbody>{''.join(_show_row(table, row) for row in body)}</tbody>" for body in bodies if body)
+    rows = "".join(
+        f"<tbody>{''.join(_show_row(table, row) for row in body)}</tbody>"
+        for body in bodies
+        if body
+    )
     notes = "".join(f"<p>{escape(note)}</p>" for note in table.notes)
     if len(table.notes) > 2:
         notes = f"<details><summary>{len(table.notes)} notes</summary>{notes}</details>"
@@ -175,7 +201,9 @@ def _show_runs(groups: Sequence[Group]) -> list[str]:
 
 
 def _show_run(group: Group, run: Run, unfolded: bool) -> str:
-    name = escape(group.label if run.seed is None or not run.complete else f"{group.label}, seed {run.seed}")
+    name = escape(
+        group.label if run.seed is None or not run.complete else f"{group.label}, seed {run.seed}"
+    )
     last = run.metrics.get("A_last")
     lost = run.metrics["forgetting_transfer_average"][-1] if run.matrix.rows else None
     said = "no task is finished" if last is None else f"A_last {last:.1f} %"
@@ -193,12 +221,18 @@ def _show_facts(run: Run) -> str:
     facts = [("Estimator", run.scores.get("estimator", "not stated"))]
     for task, diagnosis in zip(run.tasks, run.scores.get("diagnoses", ()), strict=False):
         facts.append((f"Stiffness after {task}", diagnosis))
-    for name, key in (("Fitting", "fit_seconds"), ("Importance", "end_task_seconds"), ("Scoring", "score_seconds")):
+    for name, key in (
+        ("Fitting", "fit_seconds"),
+        ("Importance", "end_task_seconds"),
+        ("Scoring", "score_seconds"),
+    ):
         if key in run.cost:
             facts.append((name, format_seconds(run.cost[key])))
     if "bytes_held" in run.cost:
         facts.append(("Held by the method", format_bytes(run.cost["bytes_held"])))
-    shown = "".join(f"<dt>{escape(name)}</dt><dd>{escape(str(value))}</dd>" for name, value in facts)
+    shown = "".join(
+        f"<dt>{escape(name)}</dt><dd>{escape(str(value))}</dd>" for name, value in facts
+    )
     command = run.passport.get("command")
     return f'<dl class="facts">{shown}</dl>{_show_command(shlex.join(map(str, command))) if command else ""}'
 
@@ -243,7 +277,9 @@ def _fold(title: str, said: str, parts: Sequence[str], unfolded: bool = False) -
 
 def _scroll(label: str, table: str) -> str:
     """A table in a box that scrolls by itself, with the keyboard too."""
-    return f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(label)}">{table}</div>'
+    return (
+        f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(label)}">{table}</div>'
+    )
 
 
 def _describe_size(groups: Sequence[Group]) -> str:

@@ -26,7 +26,9 @@ def make_identity(config: Mapping[str, Any], passport: Mapping[str, Any]) -> dic
     Options that a configuration holds for other methods and other tasks decide nothing. The data are known by their
     fingerprints, whatever their folder is called; where a task has none, the folder has to do.
     """
-    config = {key: value for key, value in config.items() if key not in ("method", "methods", "tasks")} | {
+    config = {
+        key: value for key, value in config.items() if key not in ("method", "methods", "tasks")
+    } | {
         "method": find_method_options(config),
         "tasks": _find_task_options(config, passport),
         "recipe": _merge_recipes(passport.get("recipes", {})),
@@ -36,7 +38,11 @@ def make_identity(config: Mapping[str, Any], passport: Mapping[str, Any]) -> dic
     if config["data"] and None not in config["data"].values():
         config.pop("data_root", None)
     flat = {key: value for key, value in flatten(config) if value is not None}
-    return {key: value for key, value in flat.items() if not f"{key}.".startswith(tuple(f"{i}." for i in IRRELEVANT))}
+    return {
+        key: value
+        for key, value in flat.items()
+        if not f"{key}.".startswith(tuple(f"{i}." for i in IRRELEVANT))
+    }
 
 
 def find_method_options(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -91,7 +97,11 @@ def format_value(value: Any) -> str:
 
 def _find_task_options(config: Mapping[str, Any], passport: Mapping[str, Any]) -> dict[str, Any]:
     names = {_spell(item.partition(":")[0]) for item in config.get("order") or ()}
-    found = {name: dict(options) for name, options in (config.get("tasks") or {}).items() if _spell(name) in names}
+    found = {
+        name: dict(options)
+        for name, options in (config.get("tasks") or {}).items()
+        if _spell(name) in names
+    }
     if passport.get("recipes"):  # they say what these options came to
         for options in found.values():
             options.pop("recipe", None)

@@ -22,5 +22,9 @@ def list_settings(
 ) -> tuple[list[tuple[str, str, str]], list[list[float]]]:
     """The paper's 18 class-incremental settings (data set, split, tasks), and a row of scores by method for each."""
     tables = read_paper()["efcil"]
-    settings = [(dataset, split, length) for dataset in tables for split in SPLITS for length in LENGTHS]
-    return settings, [[tables[d][method][s][t][metric] for method in methods] for d, s, t in settings]
+    settings = [
+        (dataset, split, length) for dataset in tables for split in SPLITS for length in LENGTHS
+    ]
+    return settings, [
+        [tables[d][method][s][t][metric] for method in methods] for d, s, t in settings
+    ]

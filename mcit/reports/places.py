@@ -40,7 +40,9 @@ def locate(names: Iterable[str]) -> dict[str, Place]:
     together = "\n".join(names)
     if "text_embeddings." in together and "patch_embeddings." in together:
         find = _find_in_vilt
-    elif re.search(r"(?:^|\.)(?:blocks\.\d+\.conv|layer4\.\d+\.(?:conv|bn))\d\.", together, re.MULTILINE):
+    elif re.search(
+        r"(?:^|\.)(?:blocks\.\d+\.conv|layer4\.\d+\.(?:conv|bn))\d\.", together, re.MULTILINE
+    ):
         find = _find_in_resnet
     else:
         find = _find_head
@@ -54,11 +56,16 @@ def _find_in_vilt(name: str) -> tuple[int, Place] | None:
 
 
 def _find_in_resnet(name: str) -> tuple[int, Place] | None:
-    ours, theirs = re.search(r"(?:^|\.)blocks\.(\d+)\.", name), re.search(r"(?:^|\.)layer(\d)\.(\d+)\.", name)
+    ours, theirs = (
+        re.search(r"(?:^|\.)blocks\.(\d+)\.", name),
+        re.search(r"(?:^|\.)layer(\d)\.(\d+)\.", name),
+    )
     if not ours and not theirs:  # what is in no block: a stem, or torchvision's first layers
         stem = re.search(r"(?:^|\.)(?:stem|conv1|bn1)\.", name)
         return _find_head(name) or ((0, Place("stem", "stem")) if stem else None)
-    stage, block = divmod(int(ours[1]), _BLOCKS_PER_STAGE) if ours else (int(theirs[1]) - 1, int(theirs[2]))
+    stage, block = (
+        divmod(int(ours[1]), _BLOCKS_PER_STAGE) if ours else (int(theirs[1]) - 1, int(theirs[2]))
+    )
     return 1, Place(f"stage {stage + 1}, block {block + 1}", f"stage {stage + 1}")
 
 
@@ -84,4 +91,6 @@ def _guess(name: str) -> Place:
 
 def _count_up(text: str) -> list[tuple[int, str]]:
     """A key that puts layer 2 before layer 10."""
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", text)]
+    return [
+        (int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", text)
+    ]

@@ -8,7 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mcit.reports.compare import find_differences
-from mcit.reports.figures import Drawing, FigureFile, draw_critical_difference, write_drawing, write_figures
+from mcit.reports.figures import (
+    Drawing,
+    FigureFile,
+    draw_critical_difference,
+    write_drawing,
+    write_figures,
+)
 from mcit.reports.formats import (
     Table,
     escape_markdown,
@@ -45,7 +51,10 @@ def write_report(runs: Sequence[Run], output: Path, command: str) -> Report:
         for ending, write in FORMS.items():
             files.append(output / "tables" / f"{table.name}.{ending}")
             files[-1].write_text(write(table), encoding="utf-8")
-    figures = [*write_figures(groups, output / "figures"), *_write_ranks(groups, output / "figures")]
+    figures = [
+        *write_figures(groups, output / "figures"),
+        *_write_ranks(groups, output / "figures"),
+    ]
     files += [path for figure in figures for path in (figure.svg, figure.png, figure.pdf)]
     pages = [output / "report.md", output / "report.html"]
     page = format_page(groups, tables, figures, warnings, command)
@@ -58,7 +67,11 @@ def make_all_tables(groups: Sequence[Group]) -> list[Table]:
     """Comparisons, whether their differences mean anything, then each method by itself and the cost."""
     made = make_tables(groups)
     compared = [table for table in made if table.name.startswith(("comparison", "splits"))]
-    return [*compared, *make_significance_tables(groups), *(table for table in made if table not in compared)]
+    return [
+        *compared,
+        *make_significance_tables(groups),
+        *(table for table in made if table not in compared),
+    ]
 
 
 def format_page(
@@ -74,7 +87,12 @@ def format_page(
     title = tables[0].title if alone else f"Report of {len(runs)} runs"
     lines = [f"# {escape_markdown(title)}", ""]
     if warnings:
-        lines += ["Before comparing:", "", *(f"- {escape_markdown(warning)}" for warning in warnings), ""]
+        lines += [
+            "Before comparing:",
+            "",
+            *(f"- {escape_markdown(warning)}" for warning in warnings),
+            "",
+        ]
     for number, table in enumerate(tables):
         if not alone or number:
             lines += [f"## {escape_markdown(table.title)}", ""]
@@ -84,7 +102,9 @@ def format_page(
         title, caption = escape_markdown(figure.title), escape_markdown(figure.caption)
         lines += [f"![{title}](figures/{figure.png.name})", "", f"{title}. {caption}", ""]
     lines += _list_runs(runs) if len(runs) > 1 else []
-    return "\n".join([*lines, "Made by:", "", *(f"    {line}" for line in command.splitlines()), ""])
+    return "\n".join(
+        [*lines, "Made by:", "", *(f"    {line}" for line in command.splitlines()), ""]
+    )
 
 
 def _list_runs(runs: Sequence[Run]) -> list[str]:

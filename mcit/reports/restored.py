@@ -32,7 +32,9 @@ class Restored:
         """One of the tasks learned so far, by its name."""
         learned = {task.name: task for task in self.stage.tasks[: self.stage.index + 1]}
         if name not in learned:
-            raise DataError(f"unknown task {name!r}{suggest(name, learned)} (learned so far: {', '.join(learned)})")
+            raise DataError(
+                f"unknown task {name!r}{suggest(name, learned)} (learned so far: {', '.join(learned)})"
+            )
         return learned[name]
 
     def prepare(self, task: Task) -> nn.Module:
@@ -55,12 +57,20 @@ def read_newest(folder: Path) -> Snapshot:
 def restore(plan: Plan, snapshot: Snapshot) -> Restored:
     """Build the network of a plan and give it the snapshot's weights; nothing is trained, nothing is written."""
     config, index = plan.config, snapshot.about["stage"]
-    trainer = Trainer(config.training, Accelerator(mixed_precision=config.training.mixed_precision), config.seed)
+    trainer = Trainer(
+        config.training, Accelerator(mixed_precision=config.training.mixed_precision), config.seed
+    )
     trainer.begin_stage(index)
     learner = build_learner(plan).to(trainer.accelerator.device)
 
     def make_stage(number: int) -> Stage:
-        return Stage(learner, plan.tasks, number, config.seed, lambda task, split: trainer.loader(learner, task, split))
+        return Stage(
+            learner,
+            plan.tasks,
+            number,
+            config.seed,
+            lambda task, split: trainer.loader(learner, task, split),
+        )
 
     for number in range(index + 1):  # heads and adapters appear as they did
         begin_task(make_stage(number), plan.method)

@@ -119,13 +119,22 @@ def read_runs(paths: Iterable[str | Path], skipped: list[str] | None = None) -> 
                 raise
             skipped.append(str(error))
     if not found and skipped:
-        raise DataError("there is no run among what was given:" + "".join(f"\n  - {line}" for line in skipped))
+        raise DataError(
+            "there is no run among what was given:" + "".join(f"\n  - {line}" for line in skipped)
+        )
     if not found:
-        raise DataError("there is nothing to report on: give the folder of a run, or a CSV or JSON file of scores")
-    runs = [read_run(file.parent) if file.name == SCORES else read_foreign(file) for file in found.values()]
+        raise DataError(
+            "there is nothing to report on: give the folder of a run, or a CSV or JSON file of scores"
+        )
+    runs = [
+        read_run(file.parent) if file.name == SCORES else read_foreign(file)
+        for file in found.values()
+    ]
     count = Counter(run.label for run in runs)
     return [
-        replace(run, label="/".join(place.parts[-2:])) if count[run.label] > 1 and run.folder else run
+        replace(run, label="/".join(place.parts[-2:]))
+        if count[run.label] > 1 and run.folder
+        else run
         for run, place in zip(runs, (file.parent for file in found), strict=True)
     ]
 
@@ -135,13 +144,20 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
     found: dict[Any, list[Run]] = {}
     for number, run in enumerate(runs):
         alone = None if run.complete else number
-        found.setdefault((_find_setting(run, runs), run.method, _find_identity(run), alone), []).append(run)
-    settings = dict(zip(*_name_settings([(key[0], members[0]) for key, members in found.items()]), strict=True))
-    groups = [Group(key[1], tuple(members), setting=settings[key[0]]) for key, members in found.items()]
+        found.setdefault(
+            (_find_setting(run, runs), run.method, _find_identity(run), alone), []
+        ).append(run)
+    settings = dict(
+        zip(*_name_settings([(key[0], members[0]) for key, members in found.items()]), strict=True)
+    )
+    groups = [
+        Group(key[1], tuple(members), setting=settings[key[0]]) for key, members in found.items()
+    ]
     named = _name_variants(groups)
     several = len({group.setting for group in named}) > 1
     return [
-        replace(group, label=f"{group.variant} on {group.setting}" if several else group.variant) for group in named
+        replace(group, label=f"{group.variant} on {group.setting}" if several else group.variant)
+        for group in named
     ]
 
 
@@ -160,13 +176,21 @@ def read_run(folder: Path) -> Run:
     missing = [name for name in NEEDED if name not in scores]
     if missing:
         listed = ", ".join(missing)
-        raise DataError(f"{path} has no {listed}: it was not written by `mcit run`, or not to its end; run it again")
+        raise DataError(
+            f"{path} has no {listed}: it was not written by `mcit run`, or not to its end; run it again"
+        )
     check_scores(path, scores)
     try:
         matrix = metrics.ScoreMatrix.from_dict(scores)
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(f"{path} is no matrix of scores: {error}") from None
-    scores = {"diagnoses": [], "stiffness": [], "cost": {}, **scores, "metrics": _recompute_metrics(matrix, scores)}
+    scores = {
+        "diagnoses": [],
+        "stiffness": [],
+        "cost": {},
+        **scores,
+        "metrics": _recompute_metrics(matrix, scores),
+    }
     config, passport = {}, {}
     if (folder / "config.yaml").is_file():
         config = _read_config(folder / "config.yaml")
@@ -207,14 +231,27 @@ def read_foreign(path: Path) -> Run:
     chance = data["chance"] if stated else [0.0] * len(data["tasks"])
     try:
         pooled = find_split(data["tasks"]) is not None
-        matrix = metrics.ScoreMatrix(data["tasks"], chance, data["matrix"], class_incremental=pooled)
+        matrix = metrics.ScoreMatrix(
+            data["tasks"], chance, data["matrix"], class_incremental=pooled
+        )
         sizes = count_classes(matrix.tasks)
         seen = data.get("seen") or [weigh(row, sizes) for row in matrix.rows]
         matrix = replace(matrix, seen=seen, old=_average_old(matrix))
     except (TypeError, ValueError) as error:
         raise DataError(f"{path} is no matrix of scores: {error}") from None
-    scores = {"method": data["method"], "seed": data["seed"], "track": "foreign", "estimator": "not stated"}
-    scores |= {"diagnoses": [], "stiffness": [], "cost": {}, "file": path.name, **metrics.to_dict(matrix)}
+    scores = {
+        "method": data["method"],
+        "seed": data["seed"],
+        "track": "foreign",
+        "estimator": "not stated",
+    }
+    scores |= {
+        "diagnoses": [],
+        "stiffness": [],
+        "cost": {},
+        "file": path.name,
+        **metrics.to_dict(matrix),
+    }
     if not stated:
         scores["chance"] = None
     if not stated and not matrix.class_incremental:
@@ -231,7 +268,9 @@ def _find_files(path: Path) -> list[Path]:
             raise NoRun(f"{path} is no matrix of scores: such files end in {', '.join(MATRICES)}")
         return [path]
     if not path.is_dir():
-        raise DataError(f"there is no run at {path}: give the folder of a run, or a CSV or JSON file of scores")
+        raise DataError(
+            f"there is no run at {path}: give the folder of a run, or a CSV or JSON file of scores"
+        )
     if (path / SCORES).is_file():
         return [path / SCORES]
     found = sorted(path.rglob(SCORES), key=_count_up)
@@ -245,7 +284,10 @@ def _find_files(path: Path) -> list[Path]:
 
 def _count_up(path: Path) -> list[Any]:
     """A key that puts seed9 before seed10."""
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", str(path))]
+    return [
+        (int(part), "") if part.isdecimal() else (-1, part)
+        for part in re.split(r"(\d+)", str(path))
+    ]
 
 
 def _find_identity(run: Run) -> Any:
@@ -256,7 +298,9 @@ def _find_setting(run: Run, runs: Sequence[Run]) -> tuple[tuple[str, ...], bool]
     """The tasks, and whether they are embedded; foreign results are taken to be of the one kind that is there."""
     if run.track != "foreign":
         return run.tasks, run.embedded
-    kinds = {other.embedded for other in runs if other.track != "foreign" and other.tasks == run.tasks}
+    kinds = {
+        other.embedded for other in runs if other.track != "foreign" and other.tasks == run.tasks
+    }
     return run.tasks, kinds == {True}
 
 
@@ -290,10 +334,17 @@ def _name_variants(groups: Sequence[Group]) -> list[Group]:
     """The groups with the words that tell them from others of their method and setting."""
     variants: dict[int, str] = {}
     for key in dict.fromkeys((group.setting, group.method) for group in groups):
-        first = {n: group.runs[0] for n, group in enumerate(groups) if (group.setting, group.method) == key}
+        first = {
+            n: group.runs[0]
+            for n, group in enumerate(groups)
+            if (group.setting, group.method) == key
+        }
         own = {number: run for number, run in first.items() if run.config}
         suffixes = tell_apart([make_identity(run.config, run.passport) for run in own.values()])
-        named = {number: run.method + suffix for (number, run), suffix in zip(own.items(), suffixes, strict=True)}
+        named = {
+            number: run.method + suffix
+            for (number, run), suffix in zip(own.items(), suffixes, strict=True)
+        }
         taken: set[str] = set()
         for number, run in first.items():
             variant = named.get(number, run.method) + _describe_state(run)

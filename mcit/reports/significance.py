@@ -41,11 +41,17 @@ class Comparison:
 
     def common(self, methods: Sequence[str]) -> list[str]:
         """The blocks in which all of these methods were measured."""
-        return [block for block in self.scores[methods[0]] if all(block in self.scores[name] for name in methods)]
+        return [
+            block
+            for block in self.scores[methods[0]]
+            if all(block in self.scores[name] for name in methods)
+        ]
 
     def table(self, metric: str, methods: Sequence[str]) -> list[list[float]]:
         """The scores of methods in their common blocks. [blocks, methods]"""
-        return [[self.scores[name][block][metric] for name in methods] for block in self.common(methods)]
+        return [
+            [self.scores[name][block][metric] for name in methods] for block in self.common(methods)
+        ]
 
 
 def compare_groups(groups: Sequence[Group]) -> Comparison | None:
@@ -55,15 +61,22 @@ def compare_groups(groups: Sequence[Group]) -> Comparison | None:
     if len(settings) > 1:
         for setting, members in settings.items():
             for group in members:
-                means = {metric: average([run.metrics[metric] for run in group.runs]) for metric in METRICS}
+                means = {
+                    metric: average([run.metrics[metric] for run in group.runs])
+                    for metric in METRICS
+                }
                 scores.setdefault(group.variant, {})[setting] = means
         splits = {setting: find_split(members[0].tasks) for setting, members in settings.items()}
-        datasets = {setting: split.dataset if split else setting for setting, split in splits.items()}
+        datasets = {
+            setting: split.dataset if split else setting for setting, split in splits.items()
+        }
         kept = _keep_whole(scores)
         left_out = tuple(name for name in scores if name not in kept)
         return Comparison("settings", kept, datasets, left_out) if len(kept) > 1 else None
     for group in next(iter(settings.values()), []):
-        scores[group.variant] = {str(run.seed): run.metrics for run in group.runs if run.seed is not None}
+        scores[group.variant] = {
+            str(run.seed): run.metrics for run in group.runs if run.seed is not None
+        }
     return Comparison("seeds", scores) if len(scores) > 1 else None
 
 
@@ -102,10 +115,16 @@ def tabulate_ranks(found: Comparison) -> list[Table]:
     if len(methods) < 3 or len(blocks) < 2:
         return []
     tables = {metric: found.table(metric, methods) for metric in METRICS}
-    ranks = {metric: [float(value) for value in statistics.average_ranks(table)] for metric, table in tables.items()}
+    ranks = {
+        metric: [float(value) for value in statistics.average_ranks(table)]
+        for metric, table in tables.items()
+    }
     order = sorted(range(len(methods)), key=lambda method: ranks["A_avg"][method])
     values = [[None, *(ranks[metric][method] for metric in METRICS)] for method in order]
-    rows = [[methods[m], *(f"{value:.2f}" for value in row[1:])] for m, row in zip(order, values, strict=True)]
+    rows = [
+        [methods[m], *(f"{value:.2f}" for value in row[1:])]
+        for m, row in zip(order, values, strict=True)
+    ]
     difference = statistics.critical_difference(len(methods), len(blocks), LEVEL)
     notes = [f"1 is best; ties share their ranks. {len(blocks)} {found.kind}: {', '.join(blocks)}."]
     for metric in METRICS:
@@ -121,7 +140,17 @@ def tabulate_ranks(found: Comparison) -> list[Table]:
         if values[row][column] == min(v[column] for v in values)
     )
     header = ["method", *(f"mean rank by {metric}" for metric in METRICS)]
-    return [Table("ranks", f"Mean ranks over {len(blocks)} {found.kind}", header, rows, notes, best, values)]
+    return [
+        Table(
+            "ranks",
+            f"Mean ranks over {len(blocks)} {found.kind}",
+            header,
+            rows,
+            notes,
+            best,
+            values,
+        )
+    ]
 
 
 def tabulate_pairs(found: Comparison) -> list[Table]:
@@ -130,24 +159,47 @@ def tabulate_pairs(found: Comparison) -> list[Table]:
     if not pairs:
         return []
     columns = {metric: _compare_pairs(found, metric, pairs) for metric in METRICS}
-    header = ["pair", "n", *(f"{metric} {word}" for metric in METRICS for word in ("difference", "95 % interval", "p"))]
+    header = [
+        "pair",
+        "n",
+        *(
+            f"{metric} {word}"
+            for metric in METRICS
+            for word in ("difference", "95 % interval", "p")
+        ),
+    ]
     rows = []
     for number, pair in enumerate(pairs):
         cells = [cell for metric in METRICS for cell in columns[metric][number]]
         rows.append([f"{pair[0]} vs {pair[1]}", str(len(found.common(pair))), *cells])
-    return [Table("pairs", f"Paired differences over {found.kind}", header, rows, _describe_pairs(found, pairs))]
+    return [
+        Table(
+            "pairs",
+            f"Paired differences over {found.kind}",
+            header,
+            rows,
+            _describe_pairs(found, pairs),
+        )
+    ]
 
 
 def _choose_pairs(found: Comparison) -> list[tuple[str, str]]:
     """All pairs of a few methods, the one that is better on average first; of many, the best with each other."""
     means = {
-        name: average([block["A_last"] for block in blocks.values()]) or 0.0 for name, blocks in found.scores.items()
+        name: average([block["A_last"] for block in blocks.values()]) or 0.0
+        for name, blocks in found.scores.items()
     }
     order = sorted(means, key=lambda name: -means[name])
-    return list(combinations(order, 2)) if len(order) <= MOST else [(order[0], name) for name in order[1:]]
+    return (
+        list(combinations(order, 2))
+        if len(order) <= MOST
+        else [(order[0], name) for name in order[1:]]
+    )
 
 
-def _compare_pairs(found: Comparison, metric: str, pairs: Sequence[tuple[str, str]]) -> list[list[str]]:
+def _compare_pairs(
+    found: Comparison, metric: str, pairs: Sequence[tuple[str, str]]
+) -> list[list[str]]:
     listed = [[a - b for a, b in found.table(metric, pair)] for pair in pairs]
     test = statistics.sign_flip_test if found.kind == "seeds" else statistics.wilcoxon_test
     p_values = statistics.adjust_holm([test(differences) for differences in listed])
@@ -156,7 +208,11 @@ def _compare_pairs(found: Comparison, metric: str, pairs: Sequence[tuple[str, st
         low, high = statistics.bootstrap_interval(differences)
         mean = average(differences)
         cells.append(
-            [f"{mean:+.2f}", f"{low:+.2f} to {high:+.2f}", f"{p_value:.3f}" if p_value >= 0.001 else "below 0.001"]
+            [
+                f"{mean:+.2f}",
+                f"{low:+.2f} to {high:+.2f}",
+                f"{p_value:.3f}" if p_value >= 0.001 else "below 0.001",
+            ]
         )
     return cells
 
@@ -170,13 +226,19 @@ def _describe_pairs(found: Comparison, pairs: Sequence[tuple[str, str]]) -> list
     ]
     least = min(1.0, len(pairs) * statistics.least_p(max(counts)))  # as Holm's first step has it
     if least >= LEVEL:
-        what = f"{max(counts)} {found.kind} and {len(pairs)} comparison{'s' if len(pairs) > 1 else ''}"
+        what = (
+            f"{max(counts)} {found.kind} and {len(pairs)} comparison{'s' if len(pairs) > 1 else ''}"
+        )
         notes.append(f"{what} cannot give a p below {least:g}: nothing here can be significant.")
     if min(counts) < 5:
-        notes.append(f"Intervals of fewer than 5 {found.kind} are too narrow: take them for the range that was seen.")
+        notes.append(
+            f"Intervals of fewer than 5 {found.kind} are too narrow: take them for the range that was seen."
+        )
     if len(found.scores) > MOST:
         notes.append("The best on average was chosen after looking, which favours it.")
-    datasets = [found.datasets[block] for block in found.common(pairs[0])] if found.datasets else None
+    datasets = (
+        [found.datasets[block] for block in found.common(pairs[0])] if found.datasets else None
+    )
     if datasets and len(set(datasets)) < len(datasets):
         notes += statistics.warn_about_blocks(found.kind, len(datasets), datasets)[-1:]
     return [*notes, *_tell_left_out(found), *([_limit_seeds()] if found.kind == "seeds" else [])]
@@ -195,7 +257,9 @@ def _describe_nemenyi(methods: Sequence[str], ranks: Sequence[float], difference
 
 
 def _tell_left_out(found: Comparison) -> list[str]:
-    return [f"Left out, for they were run in some settings only: {', '.join(found.left_out)}."] * bool(found.left_out)
+    return [
+        f"Left out, for they were run in some settings only: {', '.join(found.left_out)}."
+    ] * bool(found.left_out)
 
 
 def _limit_seeds() -> str:

@@ -44,7 +44,9 @@ def friedman(scores: Sequence[Sequence[float]]) -> Friedman:
     array = _as_array(scores)
     blocks, methods = array.shape
     if methods < 3 or blocks < 2:
-        raise ValueError(f"Friedman's test needs 3 methods and 2 blocks, found {methods} and {blocks}")
+        raise ValueError(
+            f"Friedman's test needs 3 methods and 2 blocks, found {methods} and {blocks}"
+        )
     ranks = rank(array)
     if (ranks == ranks[0, 0]).all():  # every block is one tie
         return Friedman(0.0, 1.0, 0.0, 1.0)
@@ -58,7 +60,9 @@ def friedman(scores: Sequence[Sequence[float]]) -> Friedman:
 def critical_difference(methods: int, blocks: int, alpha: float = 0.05) -> float:
     """Nemenyi: mean ranks that are as far apart as this, or further, differ, whichever pair of methods one looks at."""
     if methods < 2 or blocks < 1:
-        raise ValueError(f"a critical difference needs 2 methods and a block, found {methods} and {blocks}")
+        raise ValueError(
+            f"a critical difference needs 2 methods and a block, found {methods} and {blocks}"
+        )
     quantile = stats.studentized_range.ppf(1 - alpha, methods, np.inf) / math.sqrt(2)
     return float(quantile * math.sqrt(methods * (methods + 1) / (6 * blocks)))
 
@@ -68,7 +72,9 @@ def find_cliques(ranks: Sequence[float], difference: float) -> list[list[int]]:
     order = sorted(range(len(ranks)), key=lambda method: ranks[method])
     cliques: list[list[int]] = []
     for start in range(len(order)):
-        within = [method for method in order[start:] if ranks[method] - ranks[order[start]] < difference]
+        within = [
+            method for method in order[start:] if ranks[method] - ranks[order[start]] < difference
+        ]
         if len(within) > 1 and not (cliques and set(within) <= set(cliques[-1])):
             cliques.append(within)
     return cliques

@@ -12,7 +12,21 @@ from mcit.errors import DataError
 REMOVED = ("metadata", "script", "foreignObject", "a", "iframe", "audio", "video")
 URL = re.compile(r"""url\(\s*["']?([^)"']*)["']?\s*\)""", re.IGNORECASE)
 LONG = re.compile(r"-?\d+\.\d{3,}(?![\de])")
-COORDINATES = {"d", "points", "transform", "x", "y", "x1", "x2", "y1", "y2", "cx", "cy", "width", "height"}
+COORDINATES = {
+    "d",
+    "points",
+    "transform",
+    "x",
+    "y",
+    "x1",
+    "x2",
+    "y1",
+    "y2",
+    "cx",
+    "cy",
+    "width",
+    "height",
+}
 LABELS = ("aria-labelledby", "aria-describedby")
 IMPORT = re.compile(r"@import[^;]*;?", re.IGNORECASE)
 
@@ -28,11 +42,15 @@ def embed_svg(path: Path, prefix: str, label: str) -> str:
         raise DataError(f"{path} is no SVG file: its outermost element is <{root.tag}>")
     _remove(root)
     text = ElementTree.tostring(root, encoding="unicode")
-    ids = {name: f"{prefix}-{number}" for number, name in enumerate(sorted(_find_used_ids(root, text)))}
+    ids = {
+        name: f"{prefix}-{number}" for number, name in enumerate(sorted(_find_used_ids(root, text)))
+    }
     for element in root.iter():
         _rename(element, ids)
         _shorten(element)
-        if element.tag == "style":  # a style inside an HTML page would otherwise hold for the whole of it
+        if (
+            element.tag == "style"
+        ):  # a style inside an HTML page would otherwise hold for the whole of it
             element.text = f"#{prefix} {{ {_rename_in_style(element.text or '', ids)} }}"
     _fit(root)
     root.attrib |= {"id": prefix, "role": "img", "aria-label": label}
@@ -50,7 +68,9 @@ def _strip_namespaces(root: ElementTree.Element) -> None:
 
 def _remove(parent: ElementTree.Element) -> None:
     for child in list(parent):
-        if child.tag in REMOVED or (child.tag == "title" and parent.tag == "svg"):  # it would cover all as a tip
+        if child.tag in REMOVED or (
+            child.tag == "title" and parent.tag == "svg"
+        ):  # it would cover all as a tip
             parent.remove(child)
         else:
             _remove(child)
@@ -67,7 +87,9 @@ def _find_used_ids(root: ElementTree.Element, text: str) -> set[str]:
 def _shorten(element: ElementTree.Element) -> None:
     """Five digits place a point in a drawing; line breaks and indentation place nothing."""
     for name in COORDINATES & element.attrib.keys():
-        value = LONG.sub(lambda found: f"{float(found[0]):.5g}", " ".join(element.get(name, "").split()))
+        value = LONG.sub(
+            lambda found: f"{float(found[0]):.5g}", " ".join(element.get(name, "").split())
+        )
         element.set(name, re.sub(r" ?([A-Za-z]) ?", r"\1", value) if name == "d" else value)
     if element.tag not in ("text", "tspan", "style") and not (element.text or "").strip():
         element.text = None
@@ -91,7 +113,9 @@ def _rename(element: ElementTree.Element, ids: Mapping[str, str]) -> None:
 
 def _is_unwanted(name: str, value: str) -> bool:
     """What runs a script, or refers to another file."""
-    return name.lower().startswith("on") or (name == "href" and not value.startswith(("#", "data:image/")))
+    return name.lower().startswith("on") or (
+        name == "href" and not value.startswith(("#", "data:image/"))
+    )
 
 
 def _rename_urls(text: str, ids: Mapping[str, str]) -> str:

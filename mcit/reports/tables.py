@@ -59,9 +59,7 @@ STIFFNESS = (
     "all methods have the same weights, and after the last. Capped is the share of weights that are at the cap then."
 )
 SPREAD = "± is the standard deviation over n seeds; seeds: "
-BOLD = (
-    "Bold is the highest mean of a column, which is no test; bounds (joint, single) and unfinished runs cannot be it."
-)
+BOLD = "Bold is the highest mean of a column, which is no test; bounds (joint, single) and unfinished runs cannot be it."
 
 
 def make_tables(groups: Sequence[Group]) -> list[Table]:
@@ -72,7 +70,11 @@ def make_tables(groups: Sequence[Group]) -> list[Table]:
         if len(members) > 1:
             compare = compare_methods if find_split(members[0].tasks) is None else compare_on_split
             name = f"comparison-{cells.make_slug(setting)}" if len(settings) > 1 else "comparison"
-            whose = ", the embedded benchmark" if any(group.runs[0].embedded for group in members) else ""
+            whose = (
+                ", the embedded benchmark"
+                if any(group.runs[0].embedded for group in members)
+                else ""
+            )
             tables.append(compare(members, name, f"Methods on {setting}{whose}"))
     tables += compare_splits(settings)
     tables += [tabulate_group(group, alone=len(groups) == 1) for group in groups]
@@ -85,9 +87,14 @@ def compare_methods(groups: Sequence[Group], name: str, title: str) -> Table:
     rows = []
     for group in groups:
         learned = len(group.runs[0].matrix.rows)
-        final = [_format_cell([run.scores for run in group.runs], learned - 1, task) for task in range(learned)]
+        final = [
+            _format_cell([run.scores for run in group.runs], learned - 1, task)
+            for task in range(learned)
+        ]
         blank = [""] * (len(group.tasks) - learned)
-        rows.append([group.variant, str(len(group.runs)), *final, *blank, *cells.format_averages(group)])
+        rows.append(
+            [group.variant, str(len(group.runs)), *final, *blank, *cells.format_averages(group)]
+        )
     chance = cells.find_chance(groups)
     guess = None if chance is None else [*chance, *cells.average_chance(chance, None)]
     return _finish_comparison(name, title, header, rows, groups, guess, [FOOTNOTE, AVERAGES])
@@ -99,14 +106,29 @@ def compare_on_split(groups: Sequence[Group], name: str, title: str) -> Table:
     header = ["method", "n", "A_last", "A_avg", "A_new", "A_old"]
     rows = []
     for group in groups:
-        rows.append([group.variant, str(len(group.runs)), *cells.format_averages(group), cells.format_old(group)])
+        rows.append(
+            [
+                group.variant,
+                str(len(group.runs)),
+                *cells.format_averages(group),
+                cells.format_old(group),
+            ]
+        )
     scored = len(header)
     if any(run.scores.get("stiffness") for group in groups for run in group.runs):
         header += ["stiffness, first", "stiffness, last", "capped %"]
-        rows = [[*row, *cells.format_stiffness(group)] for row, group in zip(rows, groups, strict=True)]
+        rows = [
+            [*row, *cells.format_stiffness(group)] for row, group in zip(rows, groups, strict=True)
+        ]
     split, chance = find_split(groups[0].tasks), cells.find_chance(groups)
     guess = None if chance is None else cells.average_chance(chance, split)
-    notes = [f"{split.describe()}.", POOLED, AVERAGES, OLD, *([STIFFNESS] if len(header) > scored else [])]
+    notes = [
+        f"{split.describe()}.",
+        POOLED,
+        AVERAGES,
+        OLD,
+        *([STIFFNESS] if len(header) > scored else []),
+    ]
     return _finish_comparison(name, title, header, rows, groups, guess, notes, scored)
 
 
@@ -117,7 +139,9 @@ def compare_splits(settings: Mapping[str, Sequence[Group]]) -> list[Table]:
         split = find_split(groups[0].tasks)
         if split is not None and any(group.complete for group in groups):
             found.setdefault(split.dataset, {})[setting] = groups
-    return [_compare_lengths(dataset, splits) for dataset, splits in found.items() if len(splits) > 1]
+    return [
+        _compare_lengths(dataset, splits) for dataset, splits in found.items() if len(splits) > 1
+    ]
 
 
 def tabulate_group(group: Group, alone: bool = False) -> Table:
@@ -133,7 +157,10 @@ def tabulate_group(group: Group, alone: bool = False) -> Table:
         notes = summarise(listed[0])
     if not group.complete:
         learned = len(group.runs[0].matrix.rows)
-        notes.insert(0, f"Not complete: {learned} of {len(group.tasks)} tasks are learned; averages are over these.")
+        notes.insert(
+            0,
+            f"Not complete: {learned} of {len(group.tasks)} tasks are learned; averages are over these.",
+        )
     if group.runs[0].matrix.class_incremental:
         notes += [TRANSFER_OF_CLASSES, POOLED]
     else:
@@ -151,10 +178,17 @@ def tabulate_costs(groups: Sequence[Group]) -> list[Table]:
     rows = []
     for group in known:
         keys = {"fit_seconds": 1, "end_task_seconds": 1, "score_seconds": 1, "bytes_held": 2**20}
-        means = [statistics.mean(run.cost.get(key, 0.0) for run in group.runs) / unit for key, unit in keys.items()]
+        means = [
+            statistics.mean(run.cost.get(key, 0.0) for run in group.runs) / unit
+            for key, unit in keys.items()
+        ]
         rows.append([group.label, str(len(group.runs)), *(f"{value:.1f}" for value in means)])
-    notes = ["Seconds by the clock, means over seeds: they compare on one machine that was equally busy."]
-    return [Table("cost", "Cost", header, rows, notes, values=cells.read_values(rows))] if rows else []
+    notes = [
+        "Seconds by the clock, means over seeds: they compare on one machine that was equally busy."
+    ]
+    return (
+        [Table("cost", "Cost", header, rows, notes, values=cells.read_values(rows))] if rows else []
+    )
 
 
 def tabulate(*listed: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
@@ -164,7 +198,9 @@ def tabulate(*listed: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     header = ["after", *tasks, "A_t", *(["A_new", "A_old"] if split else [])]
     rows = []
     if first["chance"] is not None:
-        rows.append([CHANCE, *(f"{value:.2f}" for value in first["chance"]), *[""] * (3 if split else 1)])
+        rows.append(
+            [CHANCE, *(f"{value:.2f}" for value in first["chance"]), *[""] * (3 if split else 1)]
+        )
     for number in range(len(first["matrix"])):
         scores = [_format_cell(listed, number, task) for task in range(number + 1)]
         ends = [[run["seen"][number] for run in listed]]
@@ -195,7 +231,9 @@ def print_table(scores: Mapping[str, Any], console: Console | None = None) -> No
 def summarise(scores: Mapping[str, Any]) -> list[str]:
     """What a run says in a few lines: averages, method and estimator, stiffness, cost."""
     metrics, cost = scores["metrics"], scores["cost"]
-    named = {name: metrics[name] for name in ("A_last", "A_avg")} | {"A_new": cells.average(metrics["A_new"])}
+    named = {name: metrics[name] for name in ("A_last", "A_avg")} | {
+        "A_new": cells.average(metrics["A_new"])
+    }
     if scores.get("track") == "efcil":
         named["A_old"] = cells.average(metrics["A_old"][1:])
     parts = [f"{name} {value:.2f}" for name, value in named.items() if value is not None]
@@ -204,7 +242,10 @@ def summarise(scores: Mapping[str, Any]) -> list[str]:
     lines = [", ".join(parts)]
     if "knowledge_transfer" in metrics:
         listed = zip(scores["tasks"], metrics["knowledge_transfer"], strict=False)
-        lines.append("knowledge transfer: " + ", ".join(f"{n} {'–' if v is None else f'{v:+.2f}'}" for n, v in listed))
+        lines.append(
+            "knowledge transfer: "
+            + ", ".join(f"{n} {'–' if v is None else f'{v:+.2f}'}" for n, v in listed)
+        )
     lines.append(f"{scores['method']}: {scores['estimator']}")
     if scores["diagnoses"]:
         lines.append(scores["diagnoses"][-1])
@@ -217,8 +258,12 @@ def summarise(scores: Mapping[str, Any]) -> list[str]:
 
 
 def _compare_lengths(dataset: str, splits: Mapping[str, Sequence[Group]]) -> Table:
-    columns = [{group.variant: group for group in groups if group.complete} for groups in splits.values()]
-    groups = list({variant: group for column in columns for variant, group in column.items()}.values())
+    columns = [
+        {group.variant: group for group in groups if group.complete} for groups in splits.values()
+    ]
+    groups = list(
+        {variant: group for column in columns for variant, group in column.items()}.values()
+    )
     names = [setting.partition(":")[2] or setting for setting in splits]
     header = ["method", *(f"{name} {metric}" for name in names for metric in ("A_last", "A_avg"))]
     rows = []
@@ -227,7 +272,11 @@ def _compare_lengths(dataset: str, splits: Mapping[str, Sequence[Group]]) -> Tab
         pairs = [cells.format_averages(other)[:2] if other else ["", ""] for other in found]
         rows.append([group.variant, *(cell for pair in pairs for cell in pair)])
     described = [find_split(members[0].tasks).describe() for members in splits.values()]
-    notes = [*(f"{name}: {words}." for name, words in zip(names, described, strict=True)), POOLED, AVERAGES]
+    notes = [
+        *(f"{name}: {words}." for name, words in zip(names, described, strict=True)),
+        POOLED,
+        AVERAGES,
+    ]
     title = f"Methods on the splits of {dataset}"
     rows = [*_guess_splits(splits), *rows]
     values = cells.read_values(rows)
@@ -244,7 +293,9 @@ def _guess_splits(splits: Mapping[str, Sequence[Group]]) -> list[list[str]]:
     row = [CHANCE]
     for groups in splits.values():
         chance = cells.find_chance(groups)
-        guess = None if chance is None else cells.average_chance(chance, find_split(groups[0].tasks))
+        guess = (
+            None if chance is None else cells.average_chance(chance, find_split(groups[0].tasks))
+        )
         row += ["", ""] if guess is None else [f"{value:.2f}" for value in guess]
     return [row] if any(row[1:]) else []
 
@@ -255,11 +306,17 @@ def _describe_estimators(
     """How each row was made: told once, or for every split where it is not the same."""
     lines = []
     for variant in [group.variant for group in groups]:
-        found = {n: c[variant].runs[0].scores["estimator"] for n, c in zip(names, columns, strict=True) if variant in c}
+        found = {
+            n: c[variant].runs[0].scores["estimator"]
+            for n, c in zip(names, columns, strict=True)
+            if variant in c
+        }
         if len(set(found.values())) == 1:
             lines.append(f"{variant}: {next(iter(found.values()))}.")
         else:
-            lines.append(f"{variant} is not the same in all: {'; '.join(f'{n}: {told}' for n, told in found.items())}.")
+            lines.append(
+                f"{variant} is not the same in all: {'; '.join(f'{n}: {told}' for n, told in found.items())}."
+            )
     return lines
 
 
@@ -281,10 +338,16 @@ def _finish_comparison(
         row = [CHANCE, "", *(f"{value:.2f}" for value in guess)]
         rows = [[*row, *[""] * (len(header) - len(row))], *rows]
     values = cells.read_values(rows)
-    ranked = [len(rows) - len(groups) + number for number, group in enumerate(groups) if group.ranked]
+    ranked = [
+        len(rows) - len(groups) + number for number, group in enumerate(groups) if group.ranked
+    ]
     best = cells.find_best([row[:scored] for row in values], ranked, 2)
     seeds = SPREAD if any(len(group.runs) > 1 for group in groups) else "One seed each: "
-    about = [seeds + cells.list_seeds(groups), *([BOLD] if best else []), *cells.describe_methods(groups)]
+    about = [
+        seeds + cells.list_seeds(groups),
+        *([BOLD] if best else []),
+        *cells.describe_methods(groups),
+    ]
     return Table(name, title, header, rows, [*notes, *about], best, values)
 
 
@@ -292,4 +355,6 @@ def _format_cell(listed: Sequence[Mapping[str, Any]], number: int, task: int) ->
     """The score on a task after checkpoint `number`, with its forgetting transfer."""
     values = [run["matrix"][number][task] for run in listed]
     transfers = [run["metrics"]["forgetting_transfer"][number] for run in listed]
-    return cells.format_spread(values, [row[task] for row in transfers] if task < len(transfers[0]) else None)
+    return cells.format_spread(
+        values, [row[task] for row in transfers] if task < len(transfers[0]) else None
+    )

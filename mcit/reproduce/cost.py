@@ -16,14 +16,18 @@ def estimate_hours(ledger: Ledger, cell: Cell, teraflops: float = TERAFLOPS) -> 
     setting = ledger.settings[cell.setting]
     if ledger.cost is not None and setting.gigaflop is not None:
         return count_examples(ledger, cell) * setting.gigaflop / (teraflops * 1000) / 3600
-    recorded = find_figure(read_figures(ledger.figures), setting.figures.replace("{method}", cell.method))
+    recorded = find_figure(
+        read_figures(ledger.figures), setting.figures.replace("{method}", cell.method)
+    )
     return recorded["seconds"] / 3600 if recorded else None
 
 
 def count_examples(ledger: Ledger, cell: Cell) -> int:
     """Training examples of all epochs of all tasks."""
     sizes = ledger.cost.examples
-    return sum(task.recipe.epochs * _size(task, sizes) for task in resolve(cell.jobs[0].config).tasks)
+    return sum(
+        task.recipe.epochs * _size(task, sizes) for task in resolve(cell.jobs[0].config).tasks
+    )
 
 
 def describe_basis(ledger: Ledger, teraflops: float) -> str:
@@ -41,8 +45,13 @@ def describe_basis(ledger: Ledger, teraflops: float) -> str:
 
 def describe_cost(ledger: Ledger, cells: Sequence[Cell], teraflops: float) -> str:
     """Runs and hours, all of them and those still missing, with the basis."""
-    hours: dict[Any, float | None] = {cell: estimate_hours(ledger, cell, teraflops) for cell in cells}
-    runs, missing = sum(len(cell.jobs) for cell in cells), sum(len(cell.jobs) - len(cell.runs) for cell in cells)
+    hours: dict[Any, float | None] = {
+        cell: estimate_hours(ledger, cell, teraflops) for cell in cells
+    }
+    runs, missing = (
+        sum(len(cell.jobs) for cell in cells),
+        sum(len(cell.jobs) - len(cell.runs) for cell in cells),
+    )
     text = f"{runs} runs, {missing} of them still to be made"
     if None not in hours.values():
         total = sum(hours[cell] * len(cell.jobs) for cell in cells)
@@ -55,4 +64,6 @@ def describe_cost(ledger: Ledger, cells: Sequence[Cell], teraflops: float) -> st
 
 
 def _size(task: Any, sizes: Any) -> int:
-    return sizes[task.name] if task.name in sizes else sizes["per_class"] * (task.total - task.known)
+    return (
+        sizes[task.name] if task.name in sizes else sizes["per_class"] * (task.total - task.known)
+    )

@@ -109,13 +109,20 @@ def read_ledger(name: str) -> Ledger:
     return parse(Ledger, read_yaml(LEDGERS / f"{name}.yaml"))
 
 
-def choose(ledger: Ledger, settings: Sequence[str] = (), methods: Sequence[str] = ()) -> tuple[list[str], list[str]]:
+def choose(
+    ledger: Ledger, settings: Sequence[str] = (), methods: Sequence[str] = ()
+) -> tuple[list[str], list[str]]:
     """The settings and rows that are asked for, all of them where none is."""
     problems = []
-    for what, asked, known in (("setting", settings, ledger.settings), ("method", methods, ledger.methods)):
+    for what, asked, known in (
+        ("setting", settings, ledger.settings),
+        ("method", methods, ledger.methods),
+    ):
         for name in asked:
             if name not in known:
-                problems.append(f"the table has no {what} {name!r}{suggest(name, known)} ({what}s: {', '.join(known)})")
+                problems.append(
+                    f"the table has no {what} {name!r}{suggest(name, known)} ({what}s: {', '.join(known)})"
+                )
     if problems:
         raise ConfigError(problems)
     return list(settings or ledger.settings), list(methods or ledger.methods)
@@ -138,15 +145,22 @@ def make_cells(
             options = make_options(ledger, setting, method, data_root)
             config, jobs = read(options), []
             for seed in seeds or ledger.seeds:
-                folder, words = output / f"{setting}-{method}-seed{seed}", (*options, "--seed", str(seed))
+                folder, words = (
+                    output / f"{setting}-{method}-seed{seed}",
+                    (*options, "--seed", str(seed)),
+                )
                 jobs.append(Job(folder, words, replace(config, seed=seed), config.method.name))
-            found = find_figure(figures, ledger.settings[setting].figures.replace("{method}", method))
+            found = find_figure(
+                figures, ledger.settings[setting].figures.replace("{method}", method)
+            )
             wanted = {name: find_figure(found, place) for name, place in ledger.metrics.items()}
             cells.append(Cell(setting, method, tuple(jobs), wanted, ledger.methods[method].notes))
     return cells
 
 
-def make_options(ledger: Ledger, setting: str, method: str, data_root: str | None) -> tuple[str, ...]:
+def make_options(
+    ledger: Ledger, setting: str, method: str, data_root: str | None
+) -> tuple[str, ...]:
     """The options of `mcit run` for a cell, without its seed."""
     place, row = ledger.settings[setting], ledger.methods[method]
     words = ["--config", place.config] if place.config else []
@@ -172,7 +186,9 @@ def find_runs(cells: Sequence[Cell], folders: Sequence[Path]) -> list[Cell]:
     filled = []
     for cell in cells:
         wanted = [identify(job.config) for job in cell.jobs]
-        found = [next((run for identity, run in experiments if identity == one), None) for one in wanted]
+        found = [
+            next((run for identity, run in experiments if identity == one), None) for one in wanted
+        ]
         runs = tuple(run for run in found if run is not None)
         filled.append(Cell(cell.setting, cell.method, cell.jobs, cell.figures, cell.notes, runs))
     return filled
@@ -211,9 +227,15 @@ def record(ledger: Ledger, cells: Sequence[Cell]) -> dict[str, Any]:
 
     It says what others need to repeat it, and nothing of where it was made.
     """
-    unfinished = [f"{cell.setting} {cell.method}" for cell in cells if len(cell.runs) < len(cell.jobs)]
+    unfinished = [
+        f"{cell.setting} {cell.method}" for cell in cells if len(cell.runs) < len(cell.jobs)
+    ]
     if unfinished:
-        raise ConfigError([f"nothing was recorded: {', '.join(unfinished)} not complete; --run makes what is missing"])
+        raise ConfigError(
+            [
+                f"nothing was recorded: {', '.join(unfinished)} not complete; --run makes what is missing"
+            ]
+        )
     found: dict[str, dict[str, Any]] = {}
     for cell in cells:
         found.setdefault(cell.setting, {})[cell.method] = _record_cell(ledger, cell)
@@ -223,9 +245,20 @@ def record(ledger: Ledger, cells: Sequence[Cell]) -> dict[str, Any]:
 
 
 def _record_cell(ledger: Ledger, cell: Cell) -> dict[str, Any]:
-    seconds = [sum(cost for name, cost in run.cost.items() if name.endswith("_seconds")) for run in cell.runs]
+    seconds = [
+        sum(cost for name, cost in run.cost.items() if name.endswith("_seconds"))
+        for run in cell.runs
+    ]
     means = {metric: round(cell.measured(metric), 2) for metric in ledger.metrics}
-    by_seed = {m: {str(run.seed): round(read_metric(run, m), 2) for run in cell.runs} for m in ledger.metrics}
+    by_seed = {
+        m: {str(run.seed): round(read_metric(run, m), 2) for run in cell.runs}
+        for m in ledger.metrics
+    }
     options = make_options(ledger, cell.setting, cell.method, None)
     command = shlex.join(["mcit", "run", *options, "--seed", str(ledger.seeds[0])])
-    return {**means, "by_seed": by_seed, "seconds": round(statistics.fmean(seconds)), "command": command}
+    return {
+        **means,
+        "by_seed": by_seed,
+        "seconds": round(statistics.fmean(seconds)),
+        "command": command,
+    }

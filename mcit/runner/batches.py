@@ -68,7 +68,9 @@ class Batches:
                 skip -= len(turns)
                 continue
             taken = Counter(turns[:skip])
-            streams = {source: self._stream(source, epoch, processor, taken[source]) for source in running}
+            streams = {
+                source: self._stream(source, epoch, processor, taken[source]) for source in running
+            }
             for source in turns[skip:]:
                 yield source, epoch, _take(streams[source])
             skip = 0
@@ -80,10 +82,14 @@ class Batches:
         generator = torch.Generator().manual_seed(self.derive(epoch, 1))
         return [turns[i] for i in torch.randperm(len(turns), generator=generator)]
 
-    def _stream(self, source: Source, epoch: int, processor: Any, taken: int) -> Iterator[tuple[Micro, Batch]]:
+    def _stream(
+        self, source: Source, epoch: int, processor: Any, taken: int
+    ) -> Iterator[tuple[Micro, Batch]]:
         purpose = 2 + source.number
         order = list(self.order(source.examples, epoch, purpose))
-        micros = list(divide(order, source.task.recipe.batch_size, self.accumulate, self.rank, self.world))
+        micros = list(
+            divide(order, source.task.recipe.batch_size, self.accumulate, self.rank, self.world)
+        )
         ends = [place for place, micro in enumerate(micros, start=1) if micro.last]
         passed = ends[taken - 1] if taken else 0
         # Workers have random states of their own, which only reading brings to where they were: they read again what
@@ -99,7 +105,9 @@ class Batches:
         return itertools.islice(zip(micros[skipped:], loader, strict=True), thrown, None)
 
 
-def divide(order: Sequence[int], batch_size: int, accumulate: int, rank: int, world: int) -> Iterator[Micro]:
+def divide(
+    order: Sequence[int], batch_size: int, accumulate: int, rank: int, world: int
+) -> Iterator[Micro]:
     """A process's parts of each global batch; their weighted losses add up to the mean over the global batch.
 
     A batch is first cut into micro-batches and then shared, so that these are the same for any number of processes.
@@ -112,7 +120,9 @@ def divide(order: Sequence[int], batch_size: int, accumulate: int, rank: int, wo
             rows = share_rows(len(part), rank, world)
             # a process without an example takes part with weight 0, so that all take the same steps
             weight = len(rows.places) * world / len(whole) if rows.counted else 0.0
-            yield Micro([part[place] for place in rows.places], rows, weight, last=number == len(parts))
+            yield Micro(
+                [part[place] for place in rows.places], rows, weight, last=number == len(parts)
+            )
 
 
 def _take(stream: Iterator[tuple[Micro, Batch]]) -> Iterator[tuple[Micro, Batch]]:

@@ -29,16 +29,35 @@ from mcit.training import Trainer
 def show(plan: Plan) -> None:
     """Print the plan with an estimate of time and memory, from one real batch of each task."""
     config = plan.config
-    trainer = Trainer(config.training, Accelerator(mixed_precision=config.training.mixed_precision), config.seed)
+    trainer = Trainer(
+        config.training, Accelerator(mixed_precision=config.training.mixed_precision), config.seed
+    )
     trainer.begin_stage(0)
     learner = build_learner(plan).to(trainer.accelerator.device)
     table = Table(title=Text(f"{config.method.name} on {config.model.name}"), title_justify="left")
-    for name in ("task", "train", "eval", "epochs", "batch", "steps", "learning rate", "loss", "s/step", "minutes"):
+    for name in (
+        "task",
+        "train",
+        "eval",
+        "epochs",
+        "batch",
+        "steps",
+        "learning rate",
+        "loss",
+        "s/step",
+        "minutes",
+    ):
         table.add_column(name, justify="left" if name == "task" else "right", no_wrap=True)
     total = 0.0
     method = copy.deepcopy(plan.method)
     for index, task in enumerate(plan.tasks):
-        stage = Stage(learner, plan.tasks, index, config.seed, lambda task, split: trainer.loader(learner, task, split))
+        stage = Stage(
+            learner,
+            plan.tasks,
+            index,
+            config.seed,
+            lambda task, split: trainer.loader(learner, task, split),
+        )
         begin_task(stage, method)
         row, seconds = _try_task(stage, trainer, method)
         total += seconds
@@ -65,7 +84,9 @@ def rehearse(plan: Plan) -> None:
     All processes of a run must call it.
     """
     config, method = plan.config, copy.deepcopy(plan.method)
-    trainer = Trainer(config.training, Accelerator(mixed_precision=config.training.mixed_precision), config.seed)
+    trainer = Trainer(
+        config.training, Accelerator(mixed_precision=config.training.mixed_precision), config.seed
+    )
     trainer.begin_stage(0)
     learner = build_learner(plan).to(trainer.accelerator.device)
 
@@ -91,7 +112,12 @@ def _try_task(stage: Stage, trainer: Trainer, method: Method) -> tuple[list[str]
     seconds = time.perf_counter() - start
     train, held_out = len(task.examples("train")), len(task.examples("eval"))
     steps = recipe.epochs * math.ceil(train / recipe.batch_size)
-    scoring = sum(len(seen.examples("eval")) for seen in stage.tasks[: stage.index + 1]) / rows * seconds / 3
+    scoring = (
+        sum(len(seen.examples("eval")) for seen in stage.tasks[: stage.index + 1])
+        / rows
+        * seconds
+        / 3
+    )
     measured = budget(method.estimator.samples, train) if stage.later and _measures(method) else 0
     if trainer.config.refresh_batchnorm:
         measured += train / 3  # forward passes only, as in scoring

@@ -75,7 +75,9 @@ class Keeper:
         """Whether to save after so many steps of a task."""
         steps, minutes = self.config.every_steps, self.config.every_minutes
         waited = time.monotonic() - self._saved
-        return (steps is not None and taken % steps == 0) or (minutes is not None and waited >= 60 * minutes)
+        return (steps is not None and taken % steps == 0) or (
+            minutes is not None and waited >= 60 * minutes
+        )
 
     def save(self, snapshot: Snapshot) -> None:
         """Write it, and remove the oldest once it is complete."""
@@ -97,7 +99,9 @@ class Keeper:
             flush(path)
             self._importance[path.name] = digest_file(path)
 
-    def renew_files(self, about: Mapping[str, Any], scores: Mapping[str, Any], last: bool, say: Say) -> None:
+    def renew_files(
+        self, about: Mapping[str, Any], scores: Mapping[str, Any], last: bool, say: Say
+    ) -> None:
         """Bring the files beside the checkpoint that says `about` into line with it, and say what was damaged.
 
         scores: what scores.json should hold. last: whether the checkpoint is the run's last, so that it must.
@@ -137,7 +141,9 @@ class Keeper:
             found = manager.diagnose(*step)
             lines += [f"the penalty: {found.describe()}", *filter(None, [found.warning()])]
         newest = find_newest(self.output)
-        lines.append(f"the last good checkpoint is {newest}" if newest else "no checkpoint had been saved")
+        lines.append(
+            f"the last good checkpoint is {newest}" if newest else "no checkpoint had been saved"
+        )
         return "\n  ".join(lines)
 
     def _prune(self, keep: int) -> None:
@@ -159,7 +165,9 @@ class Keeper:
             self._check(path, snapshot, say)
             return path, snapshot
         if found:
-            raise FolderError(f"no whole checkpoint is left in {self.folder}; start the run anew with --overwrite")
+            raise FolderError(
+                f"no whole checkpoint is left in {self.folder}; start the run anew with --overwrite"
+            )
         return None, None
 
     def _check(self, path: Path, snapshot: Snapshot, say: Say) -> None:

@@ -14,7 +14,9 @@ from mcit.task import Recipe
 def learning_rate(recipe: Recipe, progress: float, epoch: int) -> float:
     """The rate at a share `progress` of all steps, in an epoch counted from 0."""
     if recipe.schedule == "steps":
-        return recipe.learning_rate * recipe.factor ** sum(epoch >= milestone for milestone in recipe.milestones)
+        return recipe.learning_rate * recipe.factor ** sum(
+            epoch >= milestone for milestone in recipe.milestones
+        )
     if recipe.schedule == "linear":
         if progress < recipe.warmup:
             return recipe.learning_rate * progress / recipe.warmup
@@ -28,12 +30,16 @@ def build_optimizer(recipe: Recipe, learner: nn.Module) -> torch.optim.Optimizer
     if not trained:
         raise ValueError("nothing is left to train: every parameter is frozen")
     if recipe.optimizer == "sgd":
-        return torch.optim.SGD(trained, recipe.learning_rate, recipe.momentum, weight_decay=recipe.weight_decay)
+        return torch.optim.SGD(
+            trained, recipe.learning_rate, recipe.momentum, weight_decay=recipe.weight_decay
+        )
     groups = [
         {"params": [p for p in trained if p.ndim > 1], "weight_decay": recipe.weight_decay},
         {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW([g for g in groups if g["params"]], recipe.learning_rate, recipe.betas, recipe.eps)
+    return torch.optim.AdamW(
+        [g for g in groups if g["params"]], recipe.learning_rate, recipe.betas, recipe.eps
+    )
 
 
 def check_together(recipes: Sequence[Recipe]) -> None:
@@ -41,4 +47,8 @@ def check_together(recipes: Sequence[Recipe]) -> None:
     for name in ("optimizer", "weight_decay", "betas", "eps", "momentum"):
         found = sorted({str(getattr(recipe, name)) for recipe in recipes})
         if len(found) > 1:
-            raise ConfigError([f"tasks learned together need recipes with the same {name}, found {', '.join(found)}"])
+            raise ConfigError(
+                [
+                    f"tasks learned together need recipes with the same {name}, found {', '.join(found)}"
+                ]
+            )

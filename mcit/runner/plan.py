@@ -58,7 +58,9 @@ def resolve(config: RunConfig, embedded_root: Path | None = None) -> Plan:
         options = layer(method_options.get(chosen, {}), config.method.options)
         if _lacks_strength(chosen, options):
             missing.append(_explain_missing_strength(config, chosen, method_options))
-            options["strength"] = 0.0  # nothing is made of it: what else is wrong with the options is found too
+            options["strength"] = (
+                0.0  # nothing is made of it: what else is wrong with the options is found too
+            )
         method = parse(chosen, options, where="method")
     except UnknownName as error:
         problems.append(str(error))
@@ -71,7 +73,9 @@ def resolve(config: RunConfig, embedded_root: Path | None = None) -> Plan:
     if problems:
         raise ConfigError(problems)
     track = "efcil" if is_class_incremental(tasks) else "mcit"
-    embedded = track == "mcit" and config.data_root is None and bool(find_embedded(tasks, embedded_root))
+    embedded = (
+        track == "mcit" and config.data_root is None and bool(find_embedded(tasks, embedded_root))
+    )
     return Plan(_choose_model(config, tasks, track), tasks, method, track, embedded)
 
 
@@ -114,7 +118,9 @@ def describe_plan(plan: Plan) -> dict[str, Any]:
 def describe_data(plan: Plan) -> dict[str, Any]:
     """The data of a plan by task and part, for a run and its continuation to have in common."""
     return {
-        task.name: {part.name: {"content": part.content, "times": part.times} for part in task.data_parts()}
+        task.name: {
+            part.name: {"content": part.content, "times": part.times} for part in task.data_parts()
+        }
         for task in plan.tasks
     }
 
@@ -165,17 +171,23 @@ def _explain_missing_strength(
             f"It inherits from {parents[0].name!r}, whose options there are {given}, but options go by a method's own "
             "name and do not reach it."
         )
-    sentences.append("Pass --set method.strength=..., or let `mcit sweep --strengths ... --select` choose one.")
+    sentences.append(
+        "Pass --set method.strength=..., or let `mcit sweep --strengths ... --select` choose one."
+    )
     return " ".join(sentences)
 
 
 def _check_order(tasks: Sequence[Task]) -> list[str]:
     problems = []
-    twice = sorted(name for name, count in Counter(task.name for task in tasks).items() if count > 1)
+    twice = sorted(
+        name for name, count in Counter(task.name for task in tasks).items() if count > 1
+    )
     if twice:
         problems.append(f"tasks given twice in the order: {', '.join(twice)}")
     if len({is_class_incremental([task]) for task in tasks}) > 1:
-        problems.append("vision-language tasks and class-incremental data sets cannot be mixed in one order")
+        problems.append(
+            "vision-language tasks and class-incremental data sets cannot be mixed in one order"
+        )
     if len({task.dataset for task in tasks if is_class_incremental([task])}) > 1:
         problems.append("an order can hold one class-incremental data set")
     return problems
@@ -186,14 +198,20 @@ def _check_model(model: ModelConfig, tasks: Sequence[Task]) -> list[str]:
     their authors to know."""
     if any(isinstance(task, ClassIncrementalTask) for task in tasks):
         if model.name not in ("auto", "resnet18"):
-            return [f"model.name is {model.name!r}, and class-incremental data sets are learned by 'resnet18'"]
+            return [
+                f"model.name is {model.name!r}, and class-incremental data sets are learned by 'resnet18'"
+            ]
         return []
     problems = []
     if any(isinstance(task, AnnotatedTask) for task in tasks):
         if model.name == "resnet18":
-            problems.append("model.name is 'resnet18', which reads no text: vision-language tasks need a ViLT")
+            problems.append(
+                "model.name is 'resnet18', which reads no text: vision-language tasks need a ViLT"
+            )
         if model.width is not None:
-            problems.append("model.width is an option of resnet18; a ViLT is as wide as its weights are")
+            problems.append(
+                "model.width is an option of resnet18; a ViLT is as wide as its weights are"
+            )
     return problems
 
 
@@ -203,4 +221,6 @@ def _choose_model(config: RunConfig, tasks: Sequence[Task], track: str) -> RunCo
         automatic, width = "resnet18", width or getattr(tasks[0], "width", 64)
     else:
         automatic = "embedded" if config.data_root is None else "dandelin/vilt-b32-mlm"
-    return replace(config, model=replace(config.model, name=automatic if name == "auto" else name, width=width))
+    return replace(
+        config, model=replace(config.model, name=automatic if name == "auto" else name, width=width)
+    )

@@ -54,7 +54,11 @@ class Result:
 
     def state_dict(self) -> dict[str, Any]:
         """What cannot be derived, as JSON; the tasks themselves belong to the plan."""
-        matrix = {key: value for key, value in dataclasses.asdict(self.matrix).items() if key not in _OF_THE_PLAN}
+        matrix = {
+            key: value
+            for key, value in dataclasses.asdict(self.matrix).items()
+            if key not in _OF_THE_PLAN
+        }
         kept = {name: list(getattr(self, name)) for name in _LISTS}
         return {"matrix": matrix, **kept, "cost": dict(self.cost)}
 
@@ -73,7 +77,9 @@ _LISTS = ("details", "diagnoses", "stiffness")  # one entry for every task
 
 def begin_result(plan: Plan, output: Path) -> Result:
     """Nothing is known yet but the tasks, and what each of them scores alone if a run of that is named."""
-    names, chances = (tuple(getattr(task, name) for task in plan.tasks) for name in ("name", "chance"))
+    names, chances = (
+        tuple(getattr(task, name) for task in plan.tasks) for name in ("name", "chance")
+    )
     matrix = ScoreMatrix(names, chances, class_incremental=plan.track == "efcil")
     return Result(plan, matrix, output, single=read_single(plan.config.single))
 
@@ -102,8 +108,14 @@ def read_single(folder: str | None) -> dict[str, float] | None:
         return None
     path = Path(folder) / "scores.json"
     if not path.is_file():
-        raise ConfigError([f"'single' names {folder!r}, which has no scores.json; run the order with --method single"])
+        raise ConfigError(
+            [
+                f"'single' names {folder!r}, which has no scores.json; run the order with --method single"
+            ]
+        )
     run = read_run(path.parent)
     if run.method != "single":
-        raise ConfigError([f"{path} is a run of method {run.method!r}; knowledge transfer needs 'single'"])
+        raise ConfigError(
+            [f"{path} is a run of method {run.method!r}; knowledge transfer needs 'single'"]
+        )
     return dict(zip(run.tasks, score_when_learned(run.matrix), strict=False))

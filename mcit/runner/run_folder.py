@@ -30,7 +30,11 @@ INSIDE = {  # what else a run writes, by folder
     "tables": ("md", "tex", "csv"),
     "figures": ("svg", "png", "pdf"),
 }
-MADE_AGAIN = (SCORES, PASSPORT, "config.yaml")  # out of a checkpoint, where they are missing or damaged
+MADE_AGAIN = (
+    SCORES,
+    PASSPORT,
+    "config.yaml",
+)  # out of a checkpoint, where they are missing or damaged
 FILES = (SCORES, "report.md", "report.html", "config.yaml", PASSPORT, LOG)
 # What a run that was killed may leave of files it was writing; those of tensors get their names from safetensors.
 DRAFTS = (*(f"{name}{DRAFT}" for name in FILES), f"{IMPORTANCE}/*{DRAFT}", f"{IMPORTANCE}/{DRAFT}*")
@@ -53,7 +57,9 @@ class RunLog:
             return
         try:
             with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"time": round(time.time(), 3), **entry}, ensure_ascii=False) + "\n")
+                file.write(
+                    json.dumps({"time": round(time.time(), 3), **entry}, ensure_ascii=False) + "\n"
+                )
         except OSError as error:
             raise FolderError(
                 f"{self.path} could not be written: {error.strerror}. What was saved before is as it was; make room or "
@@ -92,7 +98,9 @@ def read_command(folder: Path, otherwise: str) -> str:
         return otherwise
     program, *options = map(str, command)
     # scripts/run_sequence.py is `mcit run`, and reports name it so
-    return shlex.join(["mcit", "run", *options] if program == "run_sequence.py" else [program, *options])
+    return shlex.join(
+        ["mcit", "run", *options] if program == "run_sequence.py" else [program, *options]
+    )
 
 
 @contextmanager
@@ -101,14 +109,18 @@ def lock_folder(folder: Path) -> Iterator[None]:
     make_folder(folder, "--output")
     lock = folder / LOCK
     if os.path.lexists(lock) and not lock.is_file():
-        raise FolderError(f"{lock} is in the way: it must be a file, by which a run holds its folder; remove it")
+        raise FolderError(
+            f"{lock} is in the way: it must be a file, by which a run holds its folder; remove it"
+        )
     with lock.open("a+", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
             holder = file.read().strip()
-            raise FolderError(f"{folder} is in use by another run ({holder}); wait for it, or stop it") from None
+            raise FolderError(
+                f"{folder} is in use by another run ({holder}); wait for it, or stop it"
+            ) from None
         file.truncate(0)
         file.write(f"process {os.getpid()}\n")
         file.flush()
@@ -140,7 +152,9 @@ def choose_output(config: RunConfig, overwrite: bool, resume: bool = False) -> t
             check_config(output, config)
             return output, True
         if holds_run(output) and not overwrite:
-            raise ConfigError([f"{output} already holds a run; choose another --output, or say --overwrite"])
+            raise ConfigError(
+                [f"{output} already holds a run; choose another --output, or say --overwrite"]
+            )
     else:
         stem = "-".join(item.replace(":", "-") for item in config.order)
         base = Path("runs") / f"{stem}-{config.method.name}-seed{config.seed}"
@@ -155,7 +169,11 @@ def choose_output(config: RunConfig, overwrite: bool, resume: bool = False) -> t
 
 
 def check_room(
-    folder: Path, config: RunConfig, resume: bool, overwrite: bool, say: Callable[[str], None] = print
+    folder: Path,
+    config: RunConfig,
+    resume: bool,
+    overwrite: bool,
+    say: Callable[[str], None] = print,
 ) -> None:
     """Raise a FolderError if a run cannot be made or resumed in this folder; nothing in it is touched."""
     problem = find_folder_problem(folder, "--output")
@@ -169,13 +187,21 @@ def check_room(
     elif resume:
         check_config(folder, config)
     elif not overwrite:
-        raise FolderError(f"{folder} already holds a run; choose another --output, or say --overwrite")
+        raise FolderError(
+            f"{folder} already holds a run; choose another --output, or say --overwrite"
+        )
     if resume and is_finished(folder) and not list_checkpoints(folder / CHECKPOINTS):
-        raise FolderError(f"{folder} holds a finished run without checkpoints; its scores are in {SCORES}")
+        raise FolderError(
+            f"{folder} holds a finished run without checkpoints; its scores are in {SCORES}"
+        )
 
 
 def prepare_folder(
-    folder: Path, config: RunConfig, resume: bool, overwrite: bool, say: Callable[[str], None] = print
+    folder: Path,
+    config: RunConfig,
+    resume: bool,
+    overwrite: bool,
+    say: Callable[[str], None] = print,
 ) -> None:
     """Make room for a run, or see that the one which is there is this one; nothing is lost that was not given up."""
     check_room(folder, config, resume, overwrite, say)
@@ -192,7 +218,9 @@ def refuse_obstacles(folder: Path) -> None:
     found = [path for path in folders if os.path.lexists(path) and not path.is_dir()]
     found += find_blocked_names(folder / CHECKPOINTS)
     if found:
-        raise FolderError(f"{found[0]} is in the way: the run writes a folder of that name; remove it or rename it")
+        raise FolderError(
+            f"{found[0]} is in the way: the run writes a folder of that name; remove it or rename it"
+        )
 
 
 def check_others(folder: Path, say: Callable[[str], None]) -> None:
@@ -206,7 +234,9 @@ def check_others(folder: Path, say: Callable[[str], None]) -> None:
     others = sorted(path.name for path in folder.iterdir() if path.name not in own)
     if others:
         listed = ", ".join([*others[:3], *(["..."] if len(others) > 3 else [])])
-        say(f"note: {folder} holds other files too ({listed}); they stay, and the run's are put beside them")
+        say(
+            f"note: {folder} holds other files too ({listed}); they stay, and the run's are put beside them"
+        )
 
 
 def set_aside_odd_files(folder: Path, say: Callable[[str], None]) -> None:
@@ -214,7 +244,9 @@ def set_aside_odd_files(folder: Path, say: Callable[[str], None]) -> None:
     for name in FILES:
         path = folder / name
         if os.path.lexists(path) and not path.is_file():
-            say(f"{path} is not a file; it is now called {set_aside(path).name}, and the file is written again")
+            say(
+                f"{path} is not a file; it is now called {set_aside(path).name}, and the file is written again"
+            )
 
 
 def set_aside(path: Path) -> Path:
@@ -235,7 +267,9 @@ def remove_drafts(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def find_damage(folder: Path, about: Mapping[str, Any], scores: Mapping[str, Any] | None) -> dict[str, str]:
+def find_damage(
+    folder: Path, about: Mapping[str, Any], scores: Mapping[str, Any] | None
+) -> dict[str, str]:
     """Return what is wrong with the files beside a checkpoint that says `about`, by the name of the file.
 
     scores: what scores.json must say; None where it may be ahead of the checkpoint, so that any will do.
@@ -249,11 +283,16 @@ def find_damage(folder: Path, about: Mapping[str, Any], scores: Mapping[str, Any
     passport = read_object(folder / PASSPORT)
     if passport is None:
         found[PASSPORT] = "is missing or damaged"
-    elif "passport" in about and _without_resumptions(passport) != _without_resumptions(about["passport"]):
+    elif "passport" in about and _without_resumptions(passport) != _without_resumptions(
+        about["passport"]
+    ):
         found[PASSPORT] = "does not say what the checkpoint says"
     if not (folder / "config.yaml").is_file():
         found["config.yaml"] = "is missing"
-    if "log_sha256" in about and _digest_beginning(folder / LOG, about["log_bytes"]) != about["log_sha256"]:
+    if (
+        "log_sha256" in about
+        and _digest_beginning(folder / LOG, about["log_bytes"]) != about["log_sha256"]
+    ):
         found[LOG] = "is missing or damaged"
     for name, digest in about.get("importance_files", {}).items():
         path = folder / IMPORTANCE / name
@@ -298,7 +337,9 @@ def find_newest(folder: Path) -> Path | None:
     return next(iter(list_checkpoints(folder / CHECKPOINTS)), None)
 
 
-def refuse_differences(folder: Path, differences: Sequence[str], changed_data: Sequence[str] = ()) -> None:
+def refuse_differences(
+    folder: Path, differences: Sequence[str], changed_data: Sequence[str] = ()
+) -> None:
     """A run goes on as it began, or not at all."""
     if changed_data:
         listed = "\n  - ".join(["", *changed_data, *differences])
@@ -358,7 +399,11 @@ def find_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[
     """`key: old -> new` of all that differs and must not, dotted."""
     old, new = (dict(_flatten(data)) for data in (before, now))
     names = [name for name in dict.fromkeys([*old, *new]) if name.split(".")[0] not in FREE]
-    return [f"{name}: {_show(old, name)} -> {_show(new, name)}" for name in names if old.get(name) != new.get(name)]
+    return [
+        f"{name}: {_show(old, name)} -> {_show(new, name)}"
+        for name in names
+        if old.get(name) != new.get(name)
+    ]
 
 
 def find_changed_data(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -367,7 +412,9 @@ def find_changed_data(before: Mapping[str, Any], now: Mapping[str, Any]) -> list
     for task in [task for task in before if task in now]:
         old, new = before[task], now[task]
         if not isinstance(old, Mapping):
-            changed.append(f"{task}: an earlier version of mcit began it, which knew less of its data")
+            changed.append(
+                f"{task}: an earlier version of mcit began it, which knew less of its data"
+            )
             continue
         for part in dict.fromkeys([*old, *new]):
             if old.get(part) != new.get(part):

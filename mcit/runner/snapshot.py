@@ -44,12 +44,20 @@ class RunState:
         return Snapshot(
             {
                 **about,
-                "frozen": [name for name, parameter in self.learner.named_parameters() if not parameter.requires_grad],
+                "frozen": [
+                    name
+                    for name, parameter in self.learner.named_parameters()
+                    if not parameter.requires_grad
+                ],
                 "training": self.learner.training,
                 "method": pack(method_state, parts["method"]),
                 # what else an optimizer knows comes from the recipe; the rate is set anew at every step
-                "optimizer": None if optimizer is None else pack(optimizer.state_dict()["state"], parts["optimizer"]),
-                "importance": None if importance is None else pack(importance.state_dict(), parts["importance"]),
+                "optimizer": None
+                if optimizer is None
+                else pack(optimizer.state_dict()["state"], parts["optimizer"]),
+                "importance": None
+                if importance is None
+                else pack(importance.state_dict(), parts["importance"]),
                 "scaler": None if self.scaler is None else self.scaler.state_dict(),
                 "random": gather(capture_random()),
             },
@@ -82,7 +90,9 @@ def read_importance(snapshot: Snapshot) -> Importance | None:
     """What the method had measured, where it was taken too."""
     if snapshot.about["importance"] is None:
         return None
-    return Importance.from_state_dict(unpack(snapshot.about["importance"], snapshot.parts.get("importance", {})))
+    return Importance.from_state_dict(
+        unpack(snapshot.about["importance"], snapshot.parts.get("importance", {}))
+    )
 
 
 def restore_optimizer(snapshot: Snapshot, optimizer: Optimizer) -> None:
@@ -93,7 +103,9 @@ def restore_optimizer(snapshot: Snapshot, optimizer: Optimizer) -> None:
     for parameter, state in optimizer.state.items():
         for name, value in state.items():
             if isinstance(value, Tensor) and value.shape == parameter.shape:
-                state[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)  # in the weight's layout
+                state[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(
+                    value
+                )  # in the weight's layout
 
 
 def capture_random() -> dict[str, Any]:
@@ -104,7 +116,9 @@ def capture_random() -> dict[str, Any]:
         "python": [version, list(numbers), gauss],
         "numpy": [kind, keys.tolist(), position, has_gauss, cached],
         "torch": _to_text(torch.get_rng_state()),
-        "cuda": _to_text(torch.cuda.get_rng_state()) if torch.cuda.is_available() else None,  # of its own device
+        "cuda": _to_text(torch.cuda.get_rng_state())
+        if torch.cuda.is_available()
+        else None,  # of its own device
     }
 
 

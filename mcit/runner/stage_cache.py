@@ -37,8 +37,21 @@ from mcit.task import Task
 from mcit.training import Trainer
 
 # Sources that change no weight and no score; a change anywhere else makes the cache forget.
-OUTSIDE = ("reports", "commands", "bench", "reproduce", "sweeps", "doctor", "cli", "__main__", "callback", "passport")
-OUTSIDE += tuple(f"runner/{name}" for name in ("dry_run", "tracking", "run_folder", "keeper", "interruption"))
+OUTSIDE = (
+    "reports",
+    "commands",
+    "bench",
+    "reproduce",
+    "sweeps",
+    "doctor",
+    "cli",
+    "__main__",
+    "callback",
+    "passport",
+)
+OUTSIDE += tuple(
+    f"runner/{name}" for name in ("dry_run", "tracking", "run_folder", "keeper", "interruption")
+)
 LARGE = 1 << 16  # elements of a tensor that is not read twice
 
 Say = Callable[[str], None]
@@ -77,7 +90,9 @@ class StageCache:
     def _key(self, stage: Stage) -> str:
         if stage.index not in self._stages:
             code = digest_file(inspect.getfile(type(self.plan.method)))
-            self._stages[stage.index] = self._chain(stage, {"method": self.plan.method.key(stage), "code": code})
+            self._stages[stage.index] = self._chain(
+                stage, {"method": self.plan.method.key(stage), "code": code}
+            )
         return self._stages[stage.index]
 
     def _fit_key(self, stage: Stage) -> str | None:
@@ -85,7 +100,11 @@ class StageCache:
         return None if own is None else self._chain(stage, {"fit": own})
 
     def _chain(self, stage: Stage, own: Mapping[str, Any]) -> str:
-        parent = self._key(dataclasses.replace(stage, index=stage.index - 1)) if stage.index else self._root
+        parent = (
+            self._key(dataclasses.replace(stage, index=stage.index - 1))
+            if stage.index
+            else self._root
+        )
         return digest({"parent": parent, "task": stage.task, **own}, self._memo)
 
     def _read(self, key: str | None, say: Say) -> Snapshot | None:
@@ -115,7 +134,9 @@ def _read_entry(path: Path) -> Snapshot:
     snapshot = read_checkpoint(path)
     found = snapshot.about.get("key")
     if found != path.name:
-        raise DamagedError(f"entry {path} of the stage cache is damaged: it says that it belongs to {found}")
+        raise DamagedError(
+            f"entry {path} of the stage cache is damaged: it says that it belongs to {found}"
+        )
     return snapshot
 
 
@@ -124,7 +145,11 @@ def _describe_beginning(plan: Plan, trainer: Trainer, learner: nn.Module) -> dic
     training.pop("log_every")
     return {
         "software": describe_software(),
-        "machine": [platform.machine(), torch.backends.cpu.get_cpu_capability(), accelerator.device.type],
+        "machine": [
+            platform.machine(),
+            torch.backends.cpu.get_cpu_capability(),
+            accelerator.device.type,
+        ],
         "processes": [accelerator.num_processes, accelerator.mixed_precision],
         "seed": plan.config.seed,
         "training": training,
@@ -173,12 +198,16 @@ def _pieces(value: Any, memo: dict[int, bytes]) -> Iterator[bytes]:
             yield from _pieces(item, memo)
     elif isinstance(value, Path):
         status = value.stat() if value.is_file() else None
-        yield from _pieces([str(value), status and status.st_size, status and status.st_mtime_ns], memo)
+        yield from _pieces(
+            [str(value), status and status.st_size, status and status.st_mtime_ns], memo
+        )
     elif value is None or isinstance(value, (bool, int, float, str)):
         yield f"{type(value).__name__} {len(str(value))} {value!s};".encode()
     else:
         if id(value) not in memo:
-            memo[id(value)] = digest([type(value).__qualname__, _describe_object(value)], memo).encode()
+            memo[id(value)] = digest(
+                [type(value).__qualname__, _describe_object(value)], memo
+            ).encode()
         yield memo[id(value)]
 
 
@@ -204,13 +233,23 @@ def _describe_object(value: Any) -> Any:
         return to_dict(value.to_dict())
     if hasattr(value, "__dict__"):
         return vars(value)
-    raise TypeError(f"a {type(value).__name__} has no digest; the stage cache cannot tell two of them apart")
+    raise TypeError(
+        f"a {type(value).__name__} has no digest; the stage cache cannot tell two of them apart"
+    )
 
 
 def _describe_task(task: Task) -> dict[str, Any]:
     data = task.fingerprint()
-    options = {field.name: getattr(task, field.name) for field in dataclasses.fields(task) if field.name != "root"}
-    about = {"name": task.name, "code": digest_file(inspect.getfile(type(task))), "options": options}
+    options = {
+        field.name: getattr(task, field.name)
+        for field in dataclasses.fields(task)
+        if field.name != "root"
+    }
+    about = {
+        "name": task.name,
+        "code": digest_file(inspect.getfile(type(task))),
+        "options": options,
+    }
     if data is None:  # then it is told by the images in memory, or by the place they are read from
         for split in ("train", "eval"):
             task.examples(split)
@@ -222,5 +261,9 @@ def _describe_task(task: Task) -> dict[str, Any]:
 def _digest_sources() -> str:
     root = Path(mcit.__file__).parent
     found = {path.relative_to(root).with_suffix("").as_posix(): path for path in root.rglob("*.py")}
-    kept = {name: path for name, path in found.items() if not {name, name.partition("/")[0]} & set(OUTSIDE)}
+    kept = {
+        name: path
+        for name, path in found.items()
+        if not {name, name.partition("/")[0]} & set(OUTSIDE)
+    }
     return digest({name: digest_file(path) for name, path in kept.items()})[:16]

@@ -26,7 +26,9 @@ def find_tracker_problems(tracker: Tracker | None) -> list[str]:
         return []
     known = sorted(str(kind.value) for kind in LoggerType if kind != LoggerType.ALL)
     if tracker not in known:
-        return [f"unknown tracker {tracker!r}{suggest(tracker, known)} (trackers: {', '.join(known)})"]
+        return [
+            f"unknown tracker {tracker!r}{suggest(tracker, known)} (trackers: {', '.join(known)})"
+        ]
     installed = [str(kind.value) for kind in get_available_trackers()]
     if tracker in installed:
         return []
@@ -43,9 +45,15 @@ class Tracking:
     def __call__(self, entry: Mapping[str, Any]) -> None:
         if entry["event"] == "step":
             figures = {key: value for key, value in entry.items() if isinstance(value, float)}
-            self._send({f"train/{key}": value for key, value in figures.items()}, self.taken() + entry["step"])
+            self._send(
+                {f"train/{key}": value for key, value in figures.items()},
+                self.taken() + entry["step"],
+            )
         elif entry["event"] == "task":
-            scores = {f"score/{task}": score for task, score in zip(self.tasks, entry["scores"], strict=False)}
+            scores = {
+                f"score/{task}": score
+                for task, score in zip(self.tasks, entry["scores"], strict=False)
+            }
             self._send({**scores, "A_t": entry["A_t"], "tasks": len(scores)}, self.taken())
 
     def _send(self, values: Mapping[str, float], step: int) -> None:

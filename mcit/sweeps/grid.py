@@ -18,7 +18,12 @@ from mcit.reports.runs import read_run
 from mcit.sweeps.jobs import Job
 
 # what a grid itself says of each run, so that a setting of the same thing would contradict it
-OF_THE_GRID = {"seed": "--seeds", "order": "--order", "method": "--methods", "method.name": "--methods"}
+OF_THE_GRID = {
+    "seed": "--seeds",
+    "order": "--order",
+    "method": "--methods",
+    "method.name": "--methods",
+}
 OF_THE_GRID |= {"output": "--output"}
 LEAST_SEEN = 2  # after one task nothing can have been forgotten, and no strength shows
 
@@ -50,7 +55,9 @@ class Grid:
     set: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        problems = [] if self.methods else ["no methods are given: use --methods finetune,ewc,ewc_dr"]
+        problems = (
+            [] if self.methods else ["no methods are given: use --methods finetune,ewc,ewc_dr"]
+        )
         for name in ("orders", "seeds", "strengths"):
             values = getattr(self, name)
             twice = [value for value in dict.fromkeys(values) if values.count(value) > 1]
@@ -70,14 +77,20 @@ def read_grid(path: Path) -> dict[str, Any]:
     data = dict(read_yaml(path))
     if "order" in data:
         if "orders" in data:
-            raise ConfigError([f"{path} has both 'order' and 'orders'; several orders go into 'orders'"])
+            raise ConfigError(
+                [f"{path} has both 'order' and 'orders'; several orders go into 'orders'"]
+            )
         data["orders"] = [data.pop("order")]
     orders = data.get("orders", [])
     orders = orders if isinstance(orders, list) else [orders]
-    data["orders"] = [",".join(map(str, order)) if isinstance(order, list) else order for order in orders]
+    data["orders"] = [
+        ",".join(map(str, order)) if isinstance(order, list) else order for order in orders
+    ]
     methods = data.get("methods", {})
     if not isinstance(methods, dict):
-        methods = dict.fromkeys(refuse_twice("methods", [str(name).strip() for name in _listed(methods)]))
+        methods = dict.fromkeys(
+            refuse_twice("methods", [str(name).strip() for name in _listed(methods)])
+        )
     data["methods"] = {name: _write_out(value) for name, value in methods.items()}
     if isinstance(data.get("seeds"), str):
         data["seeds"] = list(parse_seeds(data["seeds"].split(",")))
@@ -98,16 +111,22 @@ def find_conflicts(grid: Grid) -> list[str]:
     takers = [name for name in grid.methods if has_option(name, "strength") is not False]
     if grid.strengths and not takers:
         listed = ", ".join(grid.methods)
-        problems.append(f"strengths are given, and none of the methods has one ({listed}); leave them out")
+        problems.append(
+            f"strengths are given, and none of the methods has one ({listed}); leave them out"
+        )
     for method, own in grid.methods.items():
         if own.strengths and method not in takers:
             problems.append(_describe_useless_strengths(method, own.strengths))
         for change in (*grid.set, *own.set):
             key = change.partition("=")[0].strip()
             if key == "method.strength" and method in takers and (own.strengths or grid.strengths):
-                problems.append(f"{change!r} sets what --strengths lists for {method!r}; give one of them")
+                problems.append(
+                    f"{change!r} sets what --strengths lists for {method!r}; give one of them"
+                )
             if key in OF_THE_GRID:
-                problems.append(f"{change!r} cannot be set for every run of a grid; use {OF_THE_GRID[key]}")
+                problems.append(
+                    f"{change!r} cannot be set for every run of a grid; use {OF_THE_GRID[key]}"
+                )
     return list(dict.fromkeys(problems))
 
 
@@ -128,7 +147,9 @@ def plan_jobs(grid: Grid, output: Path, read: Callable[[Sequence[str]], RunConfi
                     except ConfigError as error:
                         problems.update(dict.fromkeys(error.problems))
     names = [job.name for job in jobs]
-    problems.update({f"two runs would be called {n}": None for n in dict.fromkeys(names) if names.count(n) > 1})
+    problems.update(
+        {f"two runs would be called {n}": None for n in dict.fromkeys(names) if names.count(n) > 1}
+    )
     if problems:
         raise ConfigError(problems)
     return jobs
@@ -171,10 +192,14 @@ def _plan_job(
     prefix = f"{_shorten(order)}-" if len(grid.orders) > 1 else ""
     config = read(options)
     resolve(config)  # what is wrong with the names and options of tasks and method is said now
-    return Job(output / f"{prefix}{label}-seed{seed}", tuple(options), config, method, strength, order)
+    return Job(
+        output / f"{prefix}{label}-seed{seed}", tuple(options), config, method, strength, order
+    )
 
 
-def make_options(grid: Grid, order: str | None, method: str, seed: int, changes: Sequence[str] = ()) -> list[str]:
+def make_options(
+    grid: Grid, order: str | None, method: str, seed: int, changes: Sequence[str] = ()
+) -> list[str]:
     """Return the options of `mcit run` for one run of a grid, without its folder."""
     options = ["--order", order] if order else []
     for name in ("config", "flavour", "data_root"):
@@ -199,7 +224,9 @@ class Choice:
     tried: Mapping[float, tuple[float, ...]]  # by strength, the value of every seed
 
     def describe(self) -> str:
-        values = ", ".join(f"{s:g}: {statistics.mean(v):.2f}" for s, v in sorted(self.tried.items()))
+        values = ", ".join(
+            f"{s:g}: {statistics.mean(v):.2f}" for s, v in sorted(self.tried.items())
+        )
         edge = " (at the edge of the grid: try further)" if self._at_edge() else ""
         return f"{self.method}: strength {self.strength:g}{edge}, from {values}"
 
@@ -232,7 +259,11 @@ def select(jobs: Sequence[Job], seen: int) -> list[Choice]:
     Runs that failed are left out; a strength counts only if it has as many runs as the others.
     """
     if seen < LEAST_SEEN:
-        raise ConfigError([f"--select needs at least {LEAST_SEEN} tasks: after the first, all strengths are alike"])
+        raise ConfigError(
+            [
+                f"--select needs at least {LEAST_SEEN} tasks: after the first, all strengths are alike"
+            ]
+        )
     groups: dict[tuple[str | None, str], list[Job]] = {}
     for job in jobs:
         if job.strength is not None:
@@ -248,7 +279,9 @@ def _choose(order: str | None, method: str, jobs: Sequence[Job], seen: int) -> C
         if len(run.tasks) < seen:
             raise ConfigError([f"--select {seen}: {job.name} has {len(run.tasks)} tasks only"])
         tasks = run.tasks[:seen]
-        values.setdefault(job.strength, {})[job.seed] = statistics.fmean(metrics.average_seen(run.matrix)[:seen])
+        values.setdefault(job.strength, {})[job.seed] = statistics.fmean(
+            metrics.average_seen(run.matrix)[:seen]
+        )
     most = max(len(found) for found in values.values())
     values = {strength: found for strength, found in values.items() if len(found) == most}
     best = max(sorted(values), key=lambda strength: statistics.fmean(values[strength].values()))
@@ -259,10 +292,14 @@ def _choose(order: str | None, method: str, jobs: Sequence[Job], seen: int) -> C
 def keep_chosen(jobs: Sequence[Job], choices: Sequence[Choice]) -> list[Job]:
     """The runs at the chosen strengths, and those of methods that have none to choose."""
     chosen = {(choice.order, choice.method): choice.strength for choice in choices}
-    return [job for job in jobs if job.strength == chosen.get((job.order, job.method), job.strength)]
+    return [
+        job for job in jobs if job.strength == chosen.get((job.order, job.method), job.strength)
+    ]
 
 
-def parse_strengths(texts: Sequence[str], methods: Sequence[str]) -> tuple[list[float], dict[str, list[float]]]:
+def parse_strengths(
+    texts: Sequence[str], methods: Sequence[str]
+) -> tuple[list[float], dict[str, list[float]]]:
     """`100,300` for every method, `ewc=100,300` for one: those for all, and those by method."""
     shared: list[float] = []
     own: dict[str, list[float]] = {}
@@ -270,12 +307,16 @@ def parse_strengths(texts: Sequence[str], methods: Sequence[str]) -> tuple[list[
     for text in texts:
         method, equals, numbers = text.rpartition("=")
         if equals and method not in methods:
-            problems.append(f"--strengths {text}: {method!r} is not in --methods{suggest(method, methods)}")
+            problems.append(
+                f"--strengths {text}: {method!r} is not in --methods{suggest(method, methods)}"
+            )
             continue
         try:
             values = [float(number) for number in numbers.split(",")]
         except ValueError:
-            problems.append(f"--strengths {text}: expected numbers such as 100,300 or METHOD=100,300")
+            problems.append(
+                f"--strengths {text}: expected numbers such as 100,300 or METHOD=100,300"
+            )
             continue
         (own.setdefault(method, []) if equals else shared).extend(values)
     if problems:
@@ -284,7 +325,9 @@ def parse_strengths(texts: Sequence[str], methods: Sequence[str]) -> tuple[list[
 
 
 def _describe_useless_strengths(method: str, strengths: Sequence[float]) -> str:
-    return f"method {method!r} has no strength, and the grid gives it {len(strengths)}; leave them out"
+    return (
+        f"method {method!r} has no strength, and the grid gives it {len(strengths)}; leave them out"
+    )
 
 
 def _listed(value: Any) -> list[Any]:
@@ -294,7 +337,11 @@ def _listed(value: Any) -> list[Any]:
 def _write_out(value: Any) -> Any:
     if value is None:
         return {}
-    return value if isinstance(value, dict) else {"strengths": value if isinstance(value, list) else [value]}
+    return (
+        value
+        if isinstance(value, dict)
+        else {"strengths": value if isinstance(value, list) else [value]}
+    )
 
 
 def _shorten(order: str) -> str:

@@ -87,13 +87,21 @@ def identify(config: RunConfig) -> dict[str, Any]:
     from mcit.runner.plan import resolve
 
     plan = resolve(config)
-    about = {key: value for key, value in to_dict(plan.config).items() if key not in BESIDE_THE_POINT}
+    about = {
+        key: value for key, value in to_dict(plan.config).items() if key not in BESIDE_THE_POINT
+    }
     for key in BESIDE_THE_POINT_IN_TRAINING:
         about["training"].pop(key, None)
     for key in ("tasks", "methods", "flavour"):  # they have become the tasks and the method below
         about.pop(key, None)
-    tasks = [{k: v for k, v in to_dict(task).items() if k not in ("root", "part")} for task in plan.tasks]
-    return {**about, "method": {"name": config.method.name, **to_dict(plan.method)}, "learned": tasks}
+    tasks = [
+        {k: v for k, v in to_dict(task).items() if k not in ("root", "part")} for task in plan.tasks
+    ]
+    return {
+        **about,
+        "method": {"name": config.method.name, **to_dict(plan.method)},
+        "learned": tasks,
+    }
 
 
 def find_state(job: Job) -> State:
@@ -105,12 +113,16 @@ def find_state(job: Job) -> State:
     except ConfigError as error:
         listed = "; ".join(error.problems)
         raise ConfigError(
-            [f"{job.folder} holds a run whose settings would be refused now ({listed}); choose another --output"]
+            [
+                f"{job.folder} holds a run whose settings would be refused now ({listed}); choose another --output"
+            ]
         ) from error
     differences = list(_differ(found, identify(job.config)))
     if differences:
         listed = "; ".join(differences[:3])
-        raise ConfigError([f"{job.folder} holds a run with other settings ({listed}); choose another --output"])
+        raise ConfigError(
+            [f"{job.folder} holds a run with other settings ({listed}); choose another --output"]
+        )
     run = read_if_there(job)
     return "done" if run is not None and run.complete else "begun"
 
@@ -160,16 +172,22 @@ def run_jobs(
 
 def last_line(path: Path) -> str:
     """The last line of a log that says what went wrong, or that says anything."""
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
+    lines = (
+        path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
+    )
     said = [line.strip() for line in lines if line.strip()]
-    errors = [line for line in said if line.startswith("mcit: ")]  # what follows one are its details
+    errors = [
+        line for line in said if line.startswith("mcit: ")
+    ]  # what follows one are its details
     return next(reversed(errors or said), "it printed nothing")
 
 
 class _Crew:
     """The processes under way; leaving its `with` block ends them."""
 
-    def __init__(self, program: Sequence[str], threads: int, gpus: deque[str], extra: Sequence[str]):
+    def __init__(
+        self, program: Sequence[str], threads: int, gpus: deque[str], extra: Sequence[str]
+    ):
         self.program, self.threads, self.gpus, self.extra = program, threads, gpus, extra
         self.running: dict[subprocess.Popen, Job] = {}
         self._started: dict[subprocess.Popen, tuple[float, str | None]] = {}
@@ -186,7 +204,14 @@ class _Crew:
         environment = {**os.environ, "OMP_NUM_THREADS": str(self.threads), "PYTHONUNBUFFERED": "1"}
         if gpu is not None:
             environment["CUDA_VISIBLE_DEVICES"] = gpu
-        words = [*job.options, *self.extra, "--output", str(job.folder), "--quiet", *(["--resume"] if begun else [])]
+        words = [
+            *job.options,
+            *self.extra,
+            "--output",
+            str(job.folder),
+            "--quiet",
+            *(["--resume"] if begun else []),
+        ]
         make_folder(job.folder, "--output")
         with (job.folder / CONSOLE_LOG).open("a", encoding="utf-8") as log:
             # a session of its own: Ctrl-C in the terminal reaches this process only, which then stops its children
@@ -257,7 +282,9 @@ class _Bars:
             if job not in self.bars:
                 self.bars[job] = self.progress.add_task(job.name, total=None)
             if not self.progress.disable and (run := read_if_there(job)) is not None:
-                self.progress.update(self.bars[job], completed=len(run.matrix.rows), total=len(run.tasks))
+                self.progress.update(
+                    self.bars[job], completed=len(run.matrix.rows), total=len(run.tasks)
+                )
 
     def finish(self, job: Job) -> None:
         if job in self.bars:
@@ -267,8 +294,15 @@ class _Bars:
 
 @contextmanager
 def _show_progress(total: int, console: Console) -> Iterator[_Bars]:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as progress:
         yield _Bars(progress, total)
 
 

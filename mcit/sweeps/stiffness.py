@@ -35,16 +35,30 @@ def measure_stiffness(plan: Plan, cache: Path, progress: bool = False) -> float:
     """The plan's mean stiffness after the first task, whose steps are taken from a stage cache where they are there."""
     config, method = plan.config, plan.method
     if len(plan.tasks) < 2:
-        raise ConfigError(["--match needs an order of at least two tasks: after the last one nothing is held"])
+        raise ConfigError(
+            ["--match needs an order of at least two tasks: after the last one nothing is held"]
+        )
     accelerator = Accelerator(mixed_precision=config.training.mixed_precision)
     trainer = Trainer(config.training, accelerator, config.seed)
     trainer.begin_stage(0)
     learner = build_learner(plan).to(accelerator.device)
-    stage = Stage(learner, plan.tasks, 0, config.seed, lambda t, split: trainer.loader(learner, t, split), progress)
+    stage = Stage(
+        learner,
+        plan.tasks,
+        0,
+        config.seed,
+        lambda t, split: trainer.loader(learner, t, split),
+        progress,
+    )
     stages = StageCache(cache, plan, trainer, learner)
     trainer.begin_stage(0)
     begin_task(stage, method)
-    _fit(stage, trainer, RunState(learner, method, accelerator.scaler, accelerator.process_index), stages)
+    _fit(
+        stage,
+        trainer,
+        RunState(learner, method, accelerator.scaler, accelerator.process_index),
+        stages,
+    )
     try:
         method.end_task(stage)
     except FloatingPointError as error:
@@ -52,7 +66,11 @@ def measure_stiffness(plan: Plan, cache: Path, progress: bool = False) -> float:
     manager = getattr(method, "manager", None)
     mean = manager.diagnose().mean_stiffness if manager is not None else 0.0
     if not mean > 0:
-        raise ConfigError([f"method {config.method.name!r} holds no weight after the first task: it cannot be matched"])
+        raise ConfigError(
+            [
+                f"method {config.method.name!r} holds no weight after the first task: it cannot be matched"
+            ]
+        )
     return mean
 
 
@@ -75,13 +93,17 @@ def match_strengths(
 ) -> dict[str, tuple[float, ...]]:
     """Each method's strengths that give it the reference method's mean stiffness, to four digits."""
     return {
-        method: tuple(float(f"{strength * stiffness[reference] / own:.4g}") for strength in strengths)
+        method: tuple(
+            float(f"{strength * stiffness[reference] / own:.4g}") for strength in strengths
+        )
         for method, own in stiffness.items()
         if method != reference
     } | {reference: tuple(strengths)}
 
 
-def describe_match(stiffness: Mapping[str, float], reference: str, matched: Mapping[str, Sequence[float]]) -> list[str]:
+def describe_match(
+    stiffness: Mapping[str, float], reference: str, matched: Mapping[str, Sequence[float]]
+) -> list[str]:
     """One line for each method."""
     return [
         f"{method}: mean stiffness {own:.3g} at strength 1, so strength {', '.join(f'{s:g}' for s in matched[method])}"
@@ -98,8 +120,16 @@ def tabulate_stiffness(groups: Sequence[Group]) -> Table:
         found = [[after["mean"] for after in run.scores["stiffness"]] for run in group.runs]
         means = [statistics.fmean(values) for values in zip(*found, strict=True)]
         if means:
-            rows.append([group.label, *(f"{value:.3g}" for value in means), *[""] * (len(tasks) - len(means))])
-    return Table("stiffness", "Mean stiffness after each task", ["method", *tasks], rows, [EXPLANATION])
+            rows.append(
+                [
+                    group.label,
+                    *(f"{value:.3g}" for value in means),
+                    *[""] * (len(tasks) - len(means)),
+                ]
+            )
+    return Table(
+        "stiffness", "Mean stiffness after each task", ["method", *tasks], rows, [EXPLANATION]
+    )
 
 
 class Measured:
@@ -107,12 +137,18 @@ class Measured:
 
     def __init__(self, path: Path):
         self.path = path
-        self.entries: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        self.entries: dict[str, Any] = (
+            json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        )
 
     def find(self, method: str, identity: Any) -> float | None:
         """What was measured for the method in this very experiment."""
         entry = self.entries.get(method)
-        return entry["mean_stiffness"] if entry is not None and entry["experiment"] == identity else None
+        return (
+            entry["mean_stiffness"]
+            if entry is not None and entry["experiment"] == identity
+            else None
+        )
 
     def add(self, method: str, identity: Any, mean: float) -> None:
         """Keep a measurement, so that a sweep that goes on need not repeat it."""

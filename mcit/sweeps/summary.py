@@ -26,23 +26,44 @@ def print_plan(candidates: Sequence[Job], jobs: Sequence[Job], select: int | Non
 
 
 def write_summary(
-    candidates: Sequence[Job], jobs: Sequence[Job], matched: bool, picked: Sequence[str], output: Path, command: str
+    candidates: Sequence[Job],
+    jobs: Sequence[Job],
+    matched: bool,
+    picked: Sequence[str],
+    output: Path,
+    command: str,
 ) -> None:
     """The runs that count in one table, in summary.md; everything that can be made of all runs, in report/.
 
     picked: how strengths were picked, in lines; none where they were not.
     """
-    done = {job.folder: read_run(job.folder) for job in [*jobs, *candidates] if find_state(job) == "done"}
+    done = {
+        job.folder: read_run(job.folder)
+        for job in [*jobs, *candidates]
+        if find_state(job) == "done"
+    }
     groups = group_runs([done[job.folder] for job in jobs if job.folder in done])
     if not groups:
         print("no run is complete: there is nothing to report")
         return
     report = write_report(list(done.values()), output / "report", command)
-    tables = [table for table in make_tables(groups) if len(groups) == 1 or not table.name.startswith("matrix-")]
+    tables = [
+        table
+        for table in make_tables(groups)
+        if len(groups) == 1 or not table.name.startswith("matrix-")
+    ]
     tables += [tabulate_stiffness(groups)] if matched else []
-    text = [f"## {escape_markdown(table.title)}\n\n{format_markdown_table(table)}" for table in tables]
-    chosen = ["## How strengths were picked", "", *(f"- {line}" for line in picked), ""] if picked else []
-    missing = list(dict.fromkeys(job.name for job in [*jobs, *candidates] if job.folder not in done))
+    text = [
+        f"## {escape_markdown(table.title)}\n\n{format_markdown_table(table)}" for table in tables
+    ]
+    chosen = (
+        ["## How strengths were picked", "", *(f"- {line}" for line in picked), ""]
+        if picked
+        else []
+    )
+    missing = list(
+        dict.fromkeys(job.name for job in [*jobs, *candidates] if job.folder not in done)
+    )
     left_out = f"Left out, for they are not complete: {', '.join(missing)}.\n" if missing else ""
     text += [left_out] if left_out else []
     lines = ["# Sweep", "", *text, *chosen, "Made by:", "", f"    {command}", ""]
@@ -59,11 +80,18 @@ def _print_runs(jobs: Sequence[Job]) -> None:
     for job in jobs:
         label = job.name.removesuffix(f"-seed{job.seed}")
         labels.setdefault(label, {}).setdefault(find_state(job), []).append(job.seed)
-    count = {state: sum(len(found.get(state, [])) for found in labels.values()) for state in ("done", "begun", "new")}
+    count = {
+        state: sum(len(found.get(state, [])) for found in labels.values())
+        for state in ("done", "begun", "new")
+    }
     print(f"{len(jobs)} runs: {count['done']} complete, {count['begun']} begun, {count['new']} new")
     width = max(map(len, labels))
     for label, found in labels.items():
-        parts = [f"{state}: seed {', '.join(map(str, found[state]))}" for state in count if state in found]
+        parts = [
+            f"{state}: seed {', '.join(map(str, found[state]))}"
+            for state in count
+            if state in found
+        ]
         print(f"  {label:{width}}  {'; '.join(parts)}")
 
 

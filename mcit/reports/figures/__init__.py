@@ -14,7 +14,14 @@ from mcit.reports.figures.style import Drawing, FigureFile, house_style, write_d
 from mcit.reports.figures.trade import draw_cost, draw_plasticity
 from mcit.reports.runs import Group
 
-__all__ = ["Drawing", "FigureFile", "draw_critical_difference", "draw_figures", "write_drawing", "write_figures"]
+__all__ = [
+    "Drawing",
+    "FigureFile",
+    "draw_critical_difference",
+    "draw_figures",
+    "write_drawing",
+    "write_figures",
+]
 
 
 def write_figures(groups: Sequence[Group], folder: Path) -> list[FigureFile]:
@@ -28,7 +35,11 @@ def draw_figures(groups: Sequence[Group]) -> Iterator[Drawing]:
     with house_style():
         for setting in settings:
             for drawing in _draw_setting(setting):
-                yield drawing if len(settings) == 1 else replace(drawing, name=f"{drawing.name}-{setting.name}")
+                yield (
+                    drawing
+                    if len(settings) == 1
+                    else replace(drawing, name=f"{drawing.name}-{setting.name}")
+                )
 
 
 def _draw_setting(setting: Setting) -> Iterator[Drawing]:

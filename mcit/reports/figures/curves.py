@@ -47,13 +47,20 @@ def draw_averages(setting: Setting) -> Drawing | None:
     title = f"Average and new-task score: {setting.title}"
     colours = shade_series(series)
     legend = plan_legend(
-        [make_handle(each.label, each.method, c) for each, c in zip(series, colours, strict=True)], TEXT
+        [make_handle(each.label, each.method, c) for each, c in zip(series, colours, strict=True)],
+        TEXT,
     )
     figure = make_figure(TEXT, 2.5 + legend.height + (0.6 if _is_slanted(setting) else 0), title)
-    left, right = figure.subplots(1, 2, sharey=True)  # both are scores: one scale, so that they compare
+    left, right = figure.subplots(
+        1, 2, sharey=True
+    )  # both are scores: one scale, so that they compare
     for axes, read, name in (
         (left, lambda run: metrics.average_seen(run.matrix), "$A_t$, all tasks seen (%)"),
-        (right, lambda run: metrics.score_when_learned(run.matrix), "$A_{new}$, the task just learned (%)"),
+        (
+            right,
+            lambda run: metrics.score_when_learned(run.matrix),
+            "$A_{new}$, the task just learned (%)",
+        ),
     ):
         _draw_lines(axes, setting, series, colours, read)
         _mark_tasks(axes, setting)
@@ -84,7 +91,13 @@ def draw_sensitivity(setting: Setting) -> Drawing | None:
             _draw_family(axes, label, family, read, hollow)
         for each in references:
             look = look_up(each.method)
-            axes.axhline(each.spread(read).mean, color=look.colour, linestyle=look.line, linewidth=1, label=each.label)
+            axes.axhline(
+                each.spread(read).mean,
+                color=look.colour,
+                linestyle=look.line,
+                linewidth=1,
+                label=each.label,
+            )
         _set_strengths(axes, families)
         axes.set_xlabel("strength")
         axes.set_ylabel(name)
@@ -109,7 +122,9 @@ def shade_series(series: Sequence[Series]) -> list[str]:
     return colours
 
 
-def _draw_lines(axes: Axes, setting: Setting, series: Sequence[Series], colours: Sequence[str], read: Read) -> None:
+def _draw_lines(
+    axes: Axes, setting: Setting, series: Sequence[Series], colours: Sequence[str], read: Read
+) -> None:
     places = list(_places(setting))
     step = min((b - a for a, b in pairwise(places)), default=1)
     bars = len(series) > MOST_BANDS and any(len(each.runs) > 1 for each in series)
@@ -119,15 +134,21 @@ def _draw_lines(axes: Axes, setting: Setting, series: Sequence[Series], colours:
         if bars:  # side by side, so that they do not hide each other
             at = [place + 0.3 * step * (number / (len(series) - 1) - 0.5) for place in at]
         if deviation[0] is not None and bars:
-            axes.errorbar(at, mean, deviation, color=colour, linestyle="none", elinewidth=0.6, capsize=0)
+            axes.errorbar(
+                at, mean, deviation, color=colour, linestyle="none", elinewidth=0.6, capsize=0
+            )
         elif deviation[0] is not None:
-            low, high = ([m + sign * d for m, d in zip(mean, deviation, strict=True)] for sign in (-1, 1))
+            low, high = (
+                [m + sign * d for m, d in zip(mean, deviation, strict=True)] for sign in (-1, 1)
+            )
             axes.fill_between(at, low, high, color=colour, alpha=0.15, linewidth=0)
         axes.plot(at, mean, color=colour, marker=look.marker, linestyle=look.line, label=each.label)
 
 
 def _spread_rows(series: Series, read: Read) -> list[Spread]:
-    return [spread(list(values)) for values in zip(*(read(run) for run in series.runs), strict=True)]
+    return [
+        spread(list(values)) for values in zip(*(read(run) for run in series.runs), strict=True)
+    ]
 
 
 def _places(setting: Setting) -> Sequence[float]:
@@ -147,7 +168,9 @@ def _mark_tasks(axes: Axes, setting: Setting) -> None:
     names = setting.short_tasks
     axes.set_xlabel("after task")
     slanted = _is_slanted(setting)
-    axes.set_xticks(places, names, rotation=35 if slanted else 0, ha="right" if slanted else "center")
+    axes.set_xticks(
+        places, names, rotation=35 if slanted else 0, ha="right" if slanted else "center"
+    )
     if slanted:
         for label in axes.get_xticklabels():
             label.set_rotation_mode("anchor")
@@ -163,12 +186,18 @@ def _is_slanted(setting: Setting) -> bool:
 
 def _describe_averages(setting: Setting, series: Sequence[Series]) -> str:
     kind = "Bands" if len(series) <= MOST_BANDS else "Bars"
-    band = f" {kind} are one standard deviation over seeds." if any(len(each.runs) > 1 for each in series) else ""
+    band = (
+        f" {kind} are one standard deviation over seeds."
+        if any(len(each.runs) > 1 for each in series)
+        else ""
+    )
     where = "classes seen" if setting.classes_seen else "tasks learned"
     ended = [each for each in series if each.finished]
     found = ""
     if len({frozenset(run.seed for run in each.runs) for each in ended}) > 1:
-        found = " Not all were run with the same seeds, so that lines may differ for that reason alone."
+        found = (
+            " Not all were run with the same seeds, so that lines may differ for that reason alone."
+        )
     elif len(ended) > 1:
         last = {each.label: each.spread(lambda run: run.metrics["A_last"]) for each in ended}
         best, worst = (pick(last, key=lambda label: last[label].mean) for pick in (max, min))
@@ -185,16 +214,32 @@ def _find_families(setting: Setting) -> dict[str, list[Series]]:
     for each in setting.series:
         if each.strength is not None and each.finished:
             families.setdefault(each.family, []).append(each)
-    ordered = {label: sorted(family, key=lambda each: each.strength) for label, family in families.items()}
-    return {label: family for label, family in ordered.items() if len({each.strength for each in family}) > 1}
+    ordered = {
+        label: sorted(family, key=lambda each: each.strength) for label, family in families.items()
+    }
+    return {
+        label: family
+        for label, family in ordered.items()
+        if len({each.strength for each in family}) > 1
+    }
 
 
-def _draw_family(axes: Axes, label: str, family: Sequence[Series], read: Callable[[Run], float], hollow: bool) -> None:
+def _draw_family(
+    axes: Axes, label: str, family: Sequence[Series], read: Callable[[Run], float], hollow: bool
+) -> None:
     look = look_up(family[0].method)
     shared = share_seeds(family)
     x, y = [each.strength for each in shared], [each.spread(read).mean for each in shared]
     face = "white" if hollow else look.colour
-    axes.plot(x, y, color=look.colour, linestyle=look.line, marker=look.marker, markerfacecolor=face, label=label)
+    axes.plot(
+        x,
+        y,
+        color=look.colour,
+        linestyle=look.line,
+        marker=look.marker,
+        markerfacecolor=face,
+        label=label,
+    )
     points = [(each.strength, each.spread(read)) for each in family]
     several = [(strength, point) for strength, point in points if point.deviation is not None]
     if several:
@@ -221,13 +266,19 @@ def _set_strengths(axes: Axes, families: dict[str, list[Series]]) -> None:
 
 def _describe_references(references: Sequence[Series]) -> str:
     """The names of level lines with their seeds, which may be others than those of the points."""
-    return "; ".join(f"{each.label}, seeds {', '.join(str(run.seed) for run in each.runs)}" for each in references)
+    return "; ".join(
+        f"{each.label}, seeds {', '.join(str(run.seed) for run in each.runs)}"
+        for each in references
+    )
 
 
 def _describe_sensitivity(families: dict[str, list[Series]], references: Sequence[Series]) -> str:
     parts = []
     for label, family in families.items():
-        best = max(share_seeds(family), key=lambda each: each.spread(lambda run: run.metrics["A_last"]).mean)
+        best = max(
+            share_seeds(family),
+            key=lambda each: each.spread(lambda run: run.metrics["A_last"]).mean,
+        )
         value = best.spread(lambda run: run.metrics["A_last"])
         parts.append(f"{label} is best at strength {best.strength:g} (A_last {value.describe()} %)")
     drawn = [each for family in families.values() for each in family]

@@ -14,7 +14,10 @@ from mcit.reports.identity import find_method_options
 from mcit.reports.runs import Group, Run, split_settings
 from mcit.reports.splits import find_split
 
-LONGEST, LONGEST_TITLE = 14, 48  # letters of a task's name on an axis, and of a setting's in a title
+LONGEST, LONGEST_TITLE = (
+    14,
+    48,
+)  # letters of a task's name on an axis, and of a setting's in a title
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,9 @@ def spread(values: Sequence[float | None]) -> Spread | None:
     """Mean and sample deviation; None where there is no value, or one of them is undefined."""
     if not values or any(value is None for value in values):
         return None
-    return Spread(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, len(values))
+    return Spread(
+        statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, len(values)
+    )
 
 
 def make_settings(groups: Sequence[Group]) -> list[Setting]:
@@ -85,14 +90,19 @@ def make_settings(groups: Sequence[Group]) -> list[Setting]:
     begun = [group for group in groups if any(run.matrix.rows for run in group.runs)]
     made: list[Setting] = []
     for name, members in split_settings(begun).items():
-        own = next((group.runs[0] for group in members if group.runs[0].track != "foreign"), members[0].runs[0])
+        own = next(
+            (group.runs[0] for group in members if group.runs[0].track != "foreign"),
+            members[0].runs[0],
+        )
         short = re.sub(r"[^\w.+-]+", "-", name).strip("-")
         title = re.sub(r",(?! )", " → ", name)
         if len(title) > LONGEST_TITLE:
             short, title = f"{len(own.tasks)}-tasks", f"{len(own.tasks)} tasks"
         taken = [setting.name for setting in made]
         short = short if short not in taken else f"{short}-{len(made) + 1}"
-        made.append(Setting(short, make_plain(title), own.track, own.tasks, tuple(_make_series(members))))
+        made.append(
+            Setting(short, make_plain(title), own.track, own.tasks, tuple(_make_series(members)))
+        )
     return made
 
 
@@ -101,7 +111,9 @@ def read_strength(run: Run) -> float | None:
     found = find_method_options(run.config).get("strength")
     if isinstance(found, (int, float)):
         return float(found)
-    told = re.search(r"\bstrength (\d[\d.e+-]*)", str(run.scores.get("estimator", "")))  # the method's own default
+    told = re.search(
+        r"\bstrength (\d[\d.e+-]*)", str(run.scores.get("estimator", ""))
+    )  # the method's own default
     return float(told[1]) if told else None
 
 
@@ -121,7 +133,9 @@ def share_seeds(family: Sequence[Series]) -> list[Series]:
     common = set.intersection(*({run.seed for run in each.runs} for each in family))
     if not common:
         return list(family)
-    return [replace(each, runs=tuple(run for run in each.runs if run.seed in common)) for each in family]
+    return [
+        replace(each, runs=tuple(run for run in each.runs if run.seed in common)) for each in family
+    ]
 
 
 def describe_shared(families: Sequence[Sequence[Series]]) -> str:
@@ -152,7 +166,9 @@ def describe_seeds(series: Sequence[Series]) -> str:
 
 def describe_mean(series: Sequence[Series]) -> str:
     """What a figure without spread is: the mean over seeds, or the one there is."""
-    return ("mean over seeds, " if any(len(each.runs) > 1 for each in series) else "") + describe_seeds(series)
+    return (
+        "mean over seeds, " if any(len(each.runs) > 1 for each in series) else ""
+    ) + describe_seeds(series)
 
 
 def describe_unfinished(series: Sequence[Series]) -> str:
@@ -171,7 +187,11 @@ def choose_series(setting: Setting, most: int) -> tuple[list[Series], str]:
         families.setdefault(series.family, []).append(series)
     chosen = [max(family, key=_evidence) for family in families.values()]
     notes = [each.label for each in chosen if len(families[each.family]) > 1]
-    note = f" Of several strengths, the one with most seeds, then highest A_last: {'; '.join(notes)}." if notes else ""
+    note = (
+        f" Of several strengths, the one with most seeds, then highest A_last: {'; '.join(notes)}."
+        if notes
+        else ""
+    )
     return chosen, note
 
 
@@ -187,6 +207,10 @@ def _make_series(groups: Sequence[Group]) -> list[Series]:
         runs = tuple(run for run in group.runs if len(run.matrix.rows) == furthest)
         label = make_plain(group.variant)
         family = re.sub(r"@[^\s\[(]+", "", label)
-        made.append(Series(label, group.method, read_strength(runs[0]), family, runs, runs[0].complete))
+        made.append(
+            Series(label, group.method, read_strength(runs[0]), family, runs, runs[0].complete)
+        )
     methods = list(dict.fromkeys(group.method for group in groups))
-    return sorted(made, key=lambda each: (methods.index(each.method), each.strength or 0.0, each.family))
+    return sorted(
+        made, key=lambda each: (methods.index(each.method), each.strength or 0.0, each.family)
+    )

@@ -56,10 +56,20 @@ def draw_parts(summaries: Sequence[Summary]) -> Drawing:
     for row, (_, shares) in enumerate(bars):
         start = 0.0
         for name, share in shares.items():
-            axes.barh(row, share, 0.7, left=start, color=colours[name], edgecolor="white", linewidth=0.4)
+            axes.barh(
+                row, share, 0.7, left=start, color=colours[name], edgecolor="white", linewidth=0.4
+            )
             if share > 4:
                 ink = "black" if sum(to_rgb(colours[name])) > 1.4 else "white"
-                axes.text(start + share / 2, row, f"{share:.0f}", ha="center", va="center", size=7, color=ink)
+                axes.text(
+                    start + share / 2,
+                    row,
+                    f"{share:.0f}",
+                    ha="center",
+                    va="center",
+                    size=7,
+                    color=ink,
+                )
             start += share
     axes.set_yticks(range(len(bars)), [label for label, _ in bars])
     axes.set_ylim(len(bars) - 0.5, -0.5)
@@ -88,12 +98,21 @@ def draw_layers(summaries: Sequence[Summary]) -> Drawing:
             values[places.index(layer.place), column] = each.share(layer)
     room = max(measure_text(make_plain(place.layer)) for place in places) + 0.3
     wide = max(0.42, *(min(1.2, measure_text(name) + 0.1) for name in columns))
-    figure = make_figure(max(COLUMN, min(TEXT, room + wide * len(columns))), 0.65 + 0.17 * len(places), title)
+    figure = make_figure(
+        max(COLUMN, min(TEXT, room + wide * len(columns))), 0.65 + 0.17 * len(places), title
+    )
     axes = figure.subplots()
-    axes.imshow(values, cmap=lighten("Blues", 0, 0.6), norm=Normalize(0, np.nanmax(values)), aspect="auto")
+    axes.imshow(
+        values, cmap=lighten("Blues", 0, 0.6), norm=Normalize(0, np.nanmax(values)), aspect="auto"
+    )
     write_cells(axes, values, 1)
     slanted = max(map(measure_text, columns)) > (figure.get_figwidth() - room) / len(columns) - 0.05
-    axes.set_xticks(range(len(columns)), columns, rotation=30 if slanted else 0, ha="left" if slanted else "center")
+    axes.set_xticks(
+        range(len(columns)),
+        columns,
+        rotation=30 if slanted else 0,
+        ha="left" if slanted else "center",
+    )
     for label in axes.get_xticklabels():
         label.set_rotation_mode("anchor" if slanted else "default")
     axes.xaxis.tick_top()
@@ -113,7 +132,13 @@ def draw_histogram(summaries: Sequence[Summary]) -> Drawing:
         told = f"zero {each.share_of('zero'):.2f} %, near zero {each.share_of('near_zero'):.2f} %"
         told += "" if capped is None else f", capped {capped:.2f} %"
         handles.append(
-            Line2D([], [], color=_colour(number), linestyle=_style(number), label=f"{_shorten(each.label)}: {told}")
+            Line2D(
+                [],
+                [],
+                color=_colour(number),
+                linestyle=_style(number),
+                label=f"{_shorten(each.label)}: {told}",
+            )
         )
     legend = plan_legend(handles, TEXT)
     figure = make_figure(TEXT, 2.3 + legend.height, title)
@@ -146,13 +171,23 @@ def draw_overlap(overlap: Overlap) -> Drawing:
     labels = [_shorten(label) for label in overlap.labels]
     size, room = len(labels), max(map(measure_text, labels))
     figure = make_figure(TEXT, 0.75 + 0.32 * size + 0.75 * room, title)
-    panels = (("cosine", overlap.cosine, 2), (f"top {100 * TOP:.0f} % in common (%)", 100 * overlap.top, 0))
+    panels = (
+        ("cosine", overlap.cosine, 2),
+        (f"top {100 * TOP:.0f} % in common (%)", 100 * overlap.top, 0),
+    )
     for axes, (name, values, digits) in zip(figure.subplots(1, 2), panels, strict=True):
-        axes.imshow(values, cmap=lighten("Blues", 0, 0.6), norm=Normalize(0, 1 if digits else 100), aspect="auto")
+        axes.imshow(
+            values,
+            cmap=lighten("Blues", 0, 0.6),
+            norm=Normalize(0, 1 if digits else 100),
+            aspect="auto",
+        )
         write_cells(axes, values, digits)
         axes.set_title(name)
         axes.set_xticks(range(size), labels, rotation=45, ha="right", rotation_mode="anchor")
-        axes.set_yticks(range(size), labels if axes.get_subplotspec().is_first_col() else [""] * size)
+        axes.set_yticks(
+            range(size), labels if axes.get_subplotspec().is_first_col() else [""] * size
+        )
         _strip(axes)
     caption = (
         f"How alike the importance of each pair is, over the {overlap.weights:,} weights that all have: cosine, and "
@@ -182,7 +217,12 @@ def draw_classes(view: ClassView, about: str = "") -> Drawing:
         left.set_title(f"{METHODS.get(score, score)}: sum {float(view.values[score].sum()):.3g}")
         _mark_classes(left, classes, view.class_index)
         left.set_xlabel("feature")
-        _draw_shares(right, [float(view.shares(score)[index]) for index in classes], classes, view.class_index)
+        _draw_shares(
+            right,
+            [float(view.shares(score)[index]) for index in classes],
+            classes,
+            view.class_index,
+        )
     bar = figure.colorbar(image, ax=grid, location="bottom", aspect=60, fraction=0.04, pad=0.02)
     bar.set_label("importance of a weight")
     bar.outline.set_visible(False)
@@ -195,12 +235,16 @@ def draw_classes(view: ClassView, about: str = "") -> Drawing:
 
 
 def _mark_classes(axes: Axes, classes: Sequence[int], own: int) -> None:
-    axes.set_yticks(range(len(classes)), [f"▶ {index}" if index == own else str(index) for index in classes])
+    axes.set_yticks(
+        range(len(classes)), [f"▶ {index}" if index == own else str(index) for index in classes]
+    )
     axes.get_yticklabels()[list(classes).index(own)].set_color(VERMILLION)
     _strip(axes)
     row = list(classes).index(own)
     width = axes.get_xlim()[1] + 0.5
-    axes.add_patch(Rectangle((-0.5, row - 0.5), width, 1, fill=False, edgecolor=VERMILLION, linewidth=1))
+    axes.add_patch(
+        Rectangle((-0.5, row - 0.5), width, 1, fill=False, edgecolor=VERMILLION, linewidth=1)
+    )
 
 
 def _draw_shares(axes: Axes, shares: Sequence[float], classes: Sequence[int], own: int) -> None:
@@ -220,7 +264,9 @@ def _find_range(summaries: Sequence[Summary]) -> tuple[int, int]:
     ends = []
     for each in summaries:
         below = 100 * np.cumsum(each.counts) / max(each.counts.sum(), 1)
-        held = np.nonzero((below > TAIL) & (below - 100 * each.counts / max(each.counts.sum(), 1) < 100 - TAIL))[0]
+        held = np.nonzero(
+            (below > TAIL) & (below - 100 * each.counts / max(each.counts.sum(), 1) < 100 - TAIL)
+        )[0]
         ends += [held[0], held[-1]] if len(held) else []
     return (min(ends), max(ends) + 1) if ends else (0, 1)
 

@@ -16,13 +16,34 @@ from matplotlib.colors import Colormap, ListedColormap, Normalize
 from matplotlib.figure import Figure
 
 from mcit import metrics
-from mcit.reports.figures.data import Series, Setting, choose_series, describe_mean, describe_unfinished
-from mcit.reports.figures.style import COLUMN, SMALLEST, TALLEST, TEXT, Drawing, make_figure, measure_text
+from mcit.reports.figures.data import (
+    Series,
+    Setting,
+    choose_series,
+    describe_mean,
+    describe_unfinished,
+)
+from mcit.reports.figures.style import (
+    COLUMN,
+    SMALLEST,
+    TALLEST,
+    TEXT,
+    Drawing,
+    make_figure,
+    measure_text,
+)
 from mcit.reports.runs import Run
 
 MOST_PANELS = 18
-SMALL_CELL, LARGE_CELL = 0.24, 0.37  # inches: two figures, or three and a point, in the smallest print
-TITLE, LINE, GAP = 0.2, 0.13, 0.12  # inches: the figure's title, a line of a panel's, and between panels
+SMALL_CELL, LARGE_CELL = (
+    0.24,
+    0.37,
+)  # inches: two figures, or three and a point, in the smallest print
+TITLE, LINE, GAP = (
+    0.2,
+    0.13,
+    0.12,
+)  # inches: the figure's title, a line of a panel's, and between panels
 
 Matrix = Sequence[Sequence[float | None]]
 
@@ -47,7 +68,14 @@ def draw_matrices(setting: Setting) -> list[Drawing]:
         return []
     caption = "Score in percent on each task (columns) after each task was learned (rows)"
     title = f"Scores: {setting.title}"
-    plan = _Plan("matrix", title, caption, lambda run: run.matrix.rows, lighten("Blues", 0, 0.6), Normalize(0, 100))
+    plan = _Plan(
+        "matrix",
+        title,
+        caption,
+        lambda run: run.matrix.rows,
+        lighten("Blues", 0, 0.6),
+        Normalize(0, 100),
+    )
     return _draw_pages(plan, setting, series, note)
 
 
@@ -62,10 +90,14 @@ def draw_forgetting(setting: Setting) -> list[Drawing]:
     if setting.track == "mcit":
         read = _transfer
         what = "Forgetting transfer, 100 (a_jj - a_tj) / (a_jj - chance_j): percent lost of what was above chance"
-    caption = f"{what}; columns are tasks, rows the task just learned; orange is lost, purple gained"
+    caption = (
+        f"{what}; columns are tasks, rows the task just learned; orange is lost, purple gained"
+    )
     title = f"Forgetting: {setting.title}"
     shades, scale = lighten("PuOr_r", 0.2, 0.8), Normalize(-100, 100)
-    return _draw_pages(_Plan("forgetting", title, caption, read, shades, scale, True), setting, series, note)
+    return _draw_pages(
+        _Plan("forgetting", title, caption, read, shades, scale, True), setting, series, note
+    )
 
 
 def average_matrices(series: Series, read: Callable[[Run], Matrix], size: int) -> np.ndarray:
@@ -83,7 +115,9 @@ def lighten(name: str, low: float, high: float) -> Colormap:
     return ListedColormap(colormaps[name](np.linspace(low, high, 256)), f"light {name}")
 
 
-def write_cells(axes: Axes, values: np.ndarray, digits: int, known: np.ndarray | None = None, **text: Any) -> None:
+def write_cells(
+    axes: Axes, values: np.ndarray, digits: int, known: np.ndarray | None = None, **text: Any
+) -> None:
     """Write every value into its cell; a dash where there is a cell but no value."""
     for (row, column), value in np.ndenumerate(values):
         if np.isfinite(value):
@@ -163,13 +197,19 @@ class _Grid:
         return figure.add_axes((x / wide, y / high, width / wide, height / high))
 
 
-def _draw_pages(plan: _Plan, setting: Setting, series: Sequence[Series], note: str) -> list[Drawing]:
+def _draw_pages(
+    plan: _Plan, setting: Setting, series: Sequence[Series], note: str
+) -> list[Drawing]:
     """Panels in rows; what does not fit on a page goes onto the next."""
     names = setting.short_tasks
     labels = [each.label for each in series]
-    grid = _Grid(names[:-1], names[1:], labels) if plan.earlier_only else _Grid(names, names, labels)
+    grid = (
+        _Grid(names[:-1], names[1:], labels) if plan.earlier_only else _Grid(names, names, labels)
+    )
     across, down = grid.count(len(series))
-    pages = [series[start : start + across * down] for start in range(0, len(series), across * down)]
+    pages = [
+        series[start : start + across * down] for start in range(0, len(series), across * down)
+    ]
     caption = f"{plan.caption}; {describe_mean(series)}.{describe_unfinished(series)}{note}"
     made = []
     for number, page in enumerate(pages, start=1):
@@ -199,7 +239,12 @@ def _draw_panel(axes: Axes, plan: _Plan, series: Series, grid: _Grid) -> None:
 def _mark_cells(axes: Axes, grid: _Grid, first: bool, last: bool) -> None:
     slanted = grid.slanted
     columns = grid.columns if last else [""] * len(grid.columns)
-    axes.set_xticks(range(len(columns)), columns, rotation=45 if slanted else 0, ha="right" if slanted else "center")
+    axes.set_xticks(
+        range(len(columns)),
+        columns,
+        rotation=45 if slanted else 0,
+        ha="right" if slanted else "center",
+    )
     for label in axes.get_xticklabels():
         label.set_rotation_mode("anchor" if slanted else "default")
     axes.set_yticks(range(len(grid.rows)), grid.rows if first else [""] * len(grid.rows))

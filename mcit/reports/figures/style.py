@@ -97,7 +97,9 @@ OTHER_LINES = ("-", "--", "-.", (0, (5, 1, 1, 1, 1, 1)))
 
 def make_plain(text: str) -> str:
     """Return a name as matplotlib must be given it: its dollars begin no formula, and SVG can hold its characters."""
-    shown = "".join("\N{REPLACEMENT CHARACTER}" if unicodedata.category(c) in ("Cc", "Cs") else c for c in text)
+    shown = "".join(
+        "\N{REPLACEMENT CHARACTER}" if unicodedata.category(c) in ("Cc", "Cs") else c for c in text
+    )
     return shown.replace("$", "\\$")
 
 
@@ -175,24 +177,37 @@ class Legend:
 
     def draw(self, figure: Figure) -> None:
         # read row by row, where matplotlib fills columns first
-        order = [row * self.columns + column for column in range(self.columns) for row in range(self.rows)]
+        order = [
+            row * self.columns + column
+            for column in range(self.columns)
+            for row in range(self.rows)
+        ]
         kept = [self.handles[place] for place in order if place < len(self.handles)]
         length = 2.6 if self.lines else 1.0
-        figure.legend(handles=kept, loc="outside lower left", ncols=self.columns, handlelength=length)
+        figure.legend(
+            handles=kept, loc="outside lower left", ncols=self.columns, handlelength=length
+        )
 
 
 def plan_legend(handles: Sequence[Line2D], width: float, lines: bool = True) -> Legend:
     """The legend of these handles in a figure so many inches wide."""
-    widest = max((measure_text(handle.get_label()) for handle in handles), default=0.0) + (0.52 if lines else 0.34)
+    widest = max((measure_text(handle.get_label()) for handle in handles), default=0.0) + (
+        0.52 if lines else 0.34
+    )
     columns = max(1, min(len(handles), int((width - 0.1) / widest)))
     rows = math.ceil(len(handles) / columns)
     return Legend(handles, rows, math.ceil(len(handles) / max(rows, 1)), lines)
 
 
-def make_handle(label: str, method: str, colour: str | None = None, line: bool = True, marker: bool = True) -> Line2D:
+def make_handle(
+    label: str, method: str, colour: str | None = None, line: bool = True, marker: bool = True
+) -> Line2D:
     """A method's line and marker for a legend."""
     look = look_up(method)
-    style = {"linestyle": look.line if line else "none", "marker": look.marker if marker else "none"}
+    style = {
+        "linestyle": look.line if line else "none",
+        "marker": look.marker if marker else "none",
+    }
     return Line2D([], [], color=colour or look.colour, label=label, **style)
 
 
@@ -204,7 +219,9 @@ def tint(colour: str, share: float) -> str:
 @functools.cache
 def measure_text(text: str, size: float = SMALLEST) -> float:
     """The width of a text in inches, in the house's font."""
-    box = TextPath((0, 0), text or " ", size=size, prop=FontProperties(family=RULES["font.family"])).get_extents()
+    box = TextPath(
+        (0, 0), text or " ", size=size, prop=FontProperties(family=RULES["font.family"])
+    ).get_extents()
     return float(box.width) / 72 if text.strip() else 0.0
 
 
@@ -217,6 +234,8 @@ def write_drawing(drawing: Drawing, folder: Path) -> FigureFile:
         drawing.figure.draw_without_rendering()
         drawing.figure.set_layout_engine("none")  # laid out once, the same for all files
         drawing.figure.savefig(svg, metadata={"Date": None, "Title": title, "Description": caption})
-        drawing.figure.savefig(pdf, metadata={"CreationDate": None, "Title": title, "Subject": caption})
+        drawing.figure.savefig(
+            pdf, metadata={"CreationDate": None, "Title": title, "Subject": caption}
+        )
         drawing.figure.savefig(png, dpi=DOTS, metadata={"Title": title, "Description": caption})
     return FigureFile(drawing.name, title, caption, svg, png, pdf)

@@ -20,7 +20,15 @@ from mcit.reports.figures.data import (
     share_seeds,
     spread,
 )
-from mcit.reports.figures.style import COLUMN, TEXT, Drawing, look_up, make_figure, make_handle, plan_legend
+from mcit.reports.figures.style import (
+    COLUMN,
+    TEXT,
+    Drawing,
+    look_up,
+    make_figure,
+    make_handle,
+    plan_legend,
+)
 from mcit.reports.runs import Run
 
 TIMES = ("fit_seconds", "end_task_seconds")  # what a method can lengthen; scoring is nobody's cost
@@ -32,7 +40,11 @@ def draw_plasticity(setting: Setting) -> Drawing | None:
     series = [each for each in setting.series if each.finished and each.rows > 1]
     if len(series) < 2:
         return None
-    title = f"Old against new: {setting.title}" if len(setting.title) < 32 else "Old tasks against new ones"
+    title = (
+        f"Old against new: {setting.title}"
+        if len(setting.title) < 32
+        else "Old tasks against new ones"
+    )
     families: dict[str, list[Series]] = {}
     for each in series:
         families.setdefault(each.family, []).append(each)
@@ -44,7 +56,9 @@ def draw_plasticity(setting: Setting) -> Drawing | None:
     legend = plan_legend(handles, COLUMN, lines=False)
     figure = make_figure(COLUMN, 2.75 + legend.height, title)
     axes = figure.subplots()
-    hollow = any(len(each.runs) > 1 for each in series)  # one seed looks unlike several, where there are both
+    hollow = any(
+        len(each.runs) > 1 for each in series
+    )  # one seed looks unlike several, where there are both
     for family, colour in zip(families.values(), colours, strict=True):
         _draw_points(axes, family, colour, hollow)
     axes.set_xlabel("mean $A_{new}$, tasks when learned (%)")
@@ -55,8 +69,14 @@ def draw_plasticity(setting: Setting) -> Drawing | None:
     axes.set_ylim(_widen(*axes.get_ylim()))
     legend.draw(figure)
     told = describe_shared(list(families.values()))
-    told += " The larger the marker, the larger the strength." if len(families) < len(series) else ""
-    earlier = "Score over all earlier classes" if setting.classes_seen else "Mean score on all tasks but the last"
+    told += (
+        " The larger the marker, the larger the strength." if len(families) < len(series) else ""
+    )
+    earlier = (
+        "Score over all earlier classes"
+        if setting.classes_seen
+        else "Mean score on all tasks but the last"
+    )
     caption = (
         f"{earlier}, after the last task (up: less forgotten), against the mean score on tasks "
         f"when they were learned (right: learned better); {describe_seeds(series)}.{told}"
@@ -66,7 +86,11 @@ def draw_plasticity(setting: Setting) -> Drawing | None:
 
 def draw_cost(setting: Setting) -> Drawing | None:
     """Seconds of training and bytes held, beyond those of finetuning where there is such a run."""
-    known = [each for each in setting.series if each.finished and all(_seconds(run) is not None for run in each.runs)]
+    known = [
+        each
+        for each in setting.series
+        if each.finished and all(_seconds(run) is not None for run in each.runs)
+    ]
     base = next((each for each in known if each.method == "finetune"), None)
     chosen, note = choose_series(replace(setting, series=tuple(known)), 0)
     if len(chosen) < 2:
@@ -78,14 +102,28 @@ def draw_cost(setting: Setting) -> Drawing | None:
     times = [_add_seconds(each, base) for each in series]
     memory = [each.spread(lambda run: run.cost["bytes_held"] / 2**20) for each in series]
     floor = base.spread(_seconds).mean if base else None
-    _draw_bars(left, series, [time.mean for time in times], [_say_seconds(time, floor) for time in times])
-    _draw_bars(right, series, [size.mean for size in memory], [f"{size.mean:.1f}" for size in memory])
+    _draw_bars(
+        left, series, [time.mean for time in times], [_say_seconds(time, floor) for time in times]
+    )
+    _draw_bars(
+        right, series, [size.mean for size in memory], [f"{size.mean:.1f}" for size in memory]
+    )
     left.set_xlabel("seconds of training" + (" added" if base else ""))
     right.set_xlabel("MiB held by the method")
-    versus = f"beyond finetune's {floor:.0f} s" if base else "in total (there is no run of finetune to compare with)"
-    spread_told = " ± standard deviation" if any(time.deviation is not None for time in times) else ""
+    versus = (
+        f"beyond finetune's {floor:.0f} s"
+        if base
+        else "in total (there is no run of finetune to compare with)"
+    )
+    spread_told = (
+        " ± standard deviation" if any(time.deviation is not None for time in times) else ""
+    )
     seeds = describe_seeds([*series, *([base] if base else [])])
-    busy = " Below 0, the machine was busier when finetune ran." if base and min(t.mean for t in times) < 0 else ""
+    busy = (
+        " Below 0, the machine was busier when finetune ran."
+        if base and min(t.mean for t in times) < 0
+        else ""
+    )
     caption = (
         f"Left: seconds of fitting and of measuring importance {versus}; right: memory that the method holds between "
         f"tasks; mean{spread_told}, {seeds}. Seconds are wall-clock time, whatever else the machine was doing."
@@ -103,7 +141,10 @@ def _widen(low: float, high: float) -> tuple[float, float]:
 def _draw_points(axes: Axes, family: Sequence[Series], colour: str, hollow: bool) -> None:
     look = look_up(family[0].method)
     shared = share_seeds(family)
-    x, y = ([each.spread(read).mean for each in shared] for read in (mean_when_learned, _earlier_at_the_end))
+    x, y = (
+        [each.spread(read).mean for each in shared]
+        for read in (mean_when_learned, _earlier_at_the_end)
+    )
     if len(family) > 1:
         axes.plot(x, y, color=colour, linewidth=0.7, alpha=0.6, zorder=1)
     for number, (each, few) in enumerate(zip(family, shared, strict=True)):
@@ -140,7 +181,9 @@ def _say_seconds(seconds: Spread, floor: float | None) -> str:
     return text.replace("-", "−")
 
 
-def _draw_bars(axes: Axes, series: Sequence[Series], values: Sequence[float], texts: Sequence[str]) -> None:
+def _draw_bars(
+    axes: Axes, series: Sequence[Series], values: Sequence[float], texts: Sequence[str]
+) -> None:
     places = range(len(series))
     bars = axes.barh(places, values, 0.62, color=[look_up(each.method).colour for each in series])
     axes.bar_label(bars, texts, padding=3, fontsize=7)
