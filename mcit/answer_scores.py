@@ -1,14 +1,18 @@
-"""Importance of a language-model head: an example is a whole answer, scored over its tokens and the end mark.
+"""Importance of a language-model head: an example is a whole answer with its end mark.
 
-For an answer y with token probabilities p_t and P = prod p_t:
+For an answer with tokens y_t, logits z_t, p_t = softmax(z_t)[y_t] and P = prod_t p_t,
 
-    plain        -log P, the empirical Fisher of the sequence model
-    log_odds     logit P = log P - log(1 - P); its gradient is sum_t w_t grad(logit p_t) with w_t = (1 - p_t) / (1 - P),
-                 so that nothing vanishes with confidence and tokens that are certain anyway get no weight
-    reversed     sum_t CE(-z_t, y_t), EWC-DR taken literally; with `candidates`, among the likeliest tokens only
-    output_norm  sum_t |z_t|, of centered logits unless told otherwise: softmax ignores a constant, the norm does not
+    plain         -log P, the empirical Fisher information of the sequence model (EWC)
+    log_odds      log P - log(1 - P), with gradient sum_t w_t grad(logit p_t) and
+                  w_t = (1 - p_t) / (1 - P): it does not vanish with confidence, and tokens that
+                  are certain anyway get no weight
+    reversed      sum_t CE(-z_t, y_t), EWC-DR taken literally; with `candidates`, among the
+                  likeliest tokens only
+    output_norm   sum_t |z_t - mean z_t|, MAS; not centered with `centered` false
 
-Labels are -100 where a token does not count, as in transformers.
+The papers are listed in mcit/estimator.py. None of them defines its score for text: these are the
+definitions that reduce to theirs where an answer has one token. Labels are -100 where a token does
+not count, as in transformers.
 """
 
 from __future__ import annotations
@@ -21,12 +25,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mcit.draws import draw_uniform
-from mcit.estimator import Estimator
+from mcit.draws import draw_classes, draw_uniform
+from mcit.estimator import Estimator, center, log_odds, measure_norm
 
 IGNORED = -100
-# Draws of one example lie this far apart: no answer has more tokens.
-_LONGEST = 1 << 20
+# counters of sampled tokens: no answer has more tokens than this
+LONGEST_ANSWER = 1 << 20
 
 
 def is_text(logits: Tensor, target: Tensor) -> bool:
@@ -35,102 +39,98 @@ def is_text(logits: Tensor, target: Tensor) -> bool:
 
 
 def score_answers(estimator: Estimator, logits: Tensor, labels: Tensor, position: Tensor) -> Tensor:
-    """Return one number per example, [batch].
+    """Return one score per example, [batch].
 
-    `logits` [batch, tokens, vocabulary] at a place speak of the label at that place. `position` [batch] tells the
-    examples apart where labels are sampled.
+    `logits` [batch, tokens, vocabulary] predict the labels [batch, tokens] at the same place.
+    `position` [batch] identifies the examples, for labels that are sampled.
     """
+    _refuse_class_options(estimator)
     if logits.shape[:2] != labels.shape:
         raise ValueError(
-            f"logits {list(logits.shape)} need labels {list(logits.shape[:2])}, found {list(labels.shape)}"
-        )
-    if estimator.labels == "all":
-        raise ValueError(
-            "labels 'all' would take one backward pass per answer that could be given; use 'sampled'"
+            f"logits {list(logits.shape)} need labels {list(logits.shape[:2])}, "
+            f"found {list(labels.shape)}"
         )
     counted = labels != IGNORED
     empty = torch.logical_not(counted.any(dim=1)).nonzero().flatten().tolist()
     if empty:
         raise ValueError(
-            f"example {empty[0]} of a batch has no token that counts (all its labels are {IGNORED}): leave such rows "
-            "out; an answer that was cut off by a length limit needs a higher one"
+            f"example {empty[0]} of a batch has no token that counts (all its labels are "
+            f"{IGNORED}): leave such rows out; an answer that was cut off by a length limit needs "
+            "a higher one"
         )
     example, place = counted.nonzero(as_tuple=True)
     # half precision cannot tell a confident token from a certain one
-    z = logits[example, place].to(torch.promote_types(logits.dtype, torch.float32))
-    y = _choose_tokens(
-        estimator,
-        z,
-        labels[example, place],
-        position[example.cpu()],
-        _count_up(counted)[example, place],
-    )
-    tokens = _score_tokens(estimator, z, y)
+    token_logits = logits[example, place].to(torch.promote_types(logits.dtype, torch.float32))
+    # the number of each token within its answer
+    number = (counted.cumsum(dim=1) - 1)[example, place]
+    counter = position[example.cpu()].cpu() * LONGEST_ANSWER + number.cpu()
+    token_labels = _choose_tokens(estimator, token_logits, labels[example, place], counter)
+    scores = _score_tokens(estimator, token_logits, token_labels)
     if estimator.score == "log_odds" and estimator.odds == "sequence":
-        tokens = tokens * _weigh_by_doubt(tokens.detach(), example, len(labels))
-    scores = tokens.new_zeros(len(labels)).index_add(0, example, tokens)
+        scores = scores * _weigh_tokens(scores.detach(), example, len(labels))
+    total = scores.new_zeros(len(labels)).index_add(0, example, scores)
     if estimator.length == "mean":
-        scores = scores / counted.sum(dim=1)
-    return scores
+        return total / counted.sum(dim=1)
+    return total
 
 
-def _count_up(counted: Tensor) -> Tensor:
-    """Return the number of each token within its answer."""
-    return counted.cumsum(dim=1) - 1
-
-
-def _choose_tokens(
-    estimator: Estimator, z: Tensor, y: Tensor, position: Tensor, number: Tensor
-) -> Tensor:
-    """Return the labels: those given, or what the model would say at each place after the answer's true beginning."""
-    if y.numel() and not 0 <= int(y.min()) <= int(y.max()) < z.shape[1]:
+def _refuse_class_options(estimator: Estimator) -> None:
+    if estimator.labels == "all":
         raise ValueError(
-            f"labels must lie in 0..{z.shape[1] - 1} or be {IGNORED}, found {int(y.min())}..{int(y.max())}"
+            "labels 'all' would take one backward pass per answer that could be given; "
+            "use 'sampled'"
         )
-    if estimator.labels == "true" or estimator.score == "output_norm":
-        return y
+    if estimator.weight == "probability":
+        raise ValueError("weight 'probability' needs class ids, found text: leave it out")
+
+
+def _choose_tokens(estimator: Estimator, logits: Tensor, labels: Tensor, counter: Tensor) -> Tensor:
+    """Return the true tokens, or what the model would say after the true beginning of each."""
+    outside = (labels < 0) | (labels >= logits.shape[1])
+    if outside.any():
+        raise ValueError(
+            f"labels must lie in 0..{logits.shape[1] - 1} or be {IGNORED}, "
+            f"found {int(labels.min())}..{int(labels.max())}"
+        )
     if estimator.labels == "predicted":
-        return z.detach().argmax(dim=1)
-    below = z.detach().double().softmax(dim=1).cumsum(dim=1)
-    draws = draw_uniform(estimator.seed, position.cpu() * _LONGEST + number.cpu()).to(below)[
-        :, None
-    ]
-    return (below < draws * below[:, -1:]).sum(dim=1).clamp_max(z.shape[1] - 1)
+        return logits.detach().argmax(dim=1)
+    if estimator.labels == "sampled":
+        return draw_classes(logits, draw_uniform(estimator.seed, counter))
+    return labels
 
 
-def _score_tokens(estimator: Estimator, z: Tensor, y: Tensor) -> Tensor:
-    """Return one number per token, [tokens], of logits [tokens, vocabulary]."""
+def _score_tokens(estimator: Estimator, logits: Tensor, labels: Tensor) -> Tensor:
+    """Return one score per token, [tokens], of logits [tokens, vocabulary]."""
     if estimator.score == "plain":
-        return F.cross_entropy(z, y, reduction="none")
+        return F.cross_entropy(logits, labels, reduction="none")
     if estimator.score == "log_odds":
-        rest = z.scatter(1, y[:, None], -torch.inf).logsumexp(dim=1)
-        return z.gather(1, y[:, None]).squeeze(1) - rest
+        return log_odds(logits, labels)
     if estimator.score == "reversed":
-        return _reverse(z, y, estimator.candidates)
+        if estimator.candidates is not None and estimator.candidates < logits.shape[1]:
+            logits, labels = _keep_candidates(logits, labels, estimator.candidates)
+        return F.cross_entropy(-logits, labels, reduction="none")
     if estimator.centered is not False:
-        z = z - z.mean(dim=1, keepdim=True)
-    if estimator.norm == "l2":
-        return z.norm(dim=1)
-    return z.square().sum(dim=1)
+        logits = center(logits)
+    return measure_norm(logits, estimator.norm)
 
 
-def _reverse(z: Tensor, y: Tensor, candidates: int | None) -> Tensor:
-    if candidates is None or candidates >= z.shape[1]:
-        return F.cross_entropy(-z, y, reduction="none")
-    chosen = z.detach().topk(candidates, dim=1).indices
-    # the label takes the last place where it is not among the likeliest
-    missing = torch.logical_not((chosen == y[:, None]).any(dim=1))
-    chosen[missing, -1] = y[missing]
-    place = (chosen == y[:, None]).int().argmax(dim=1)
-    return F.cross_entropy(-z.gather(1, chosen), place, reduction="none")
+def _keep_candidates(logits: Tensor, labels: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return the `count` largest logits of each token and where its label is among them."""
+    chosen = logits.detach().topk(count, dim=1).indices
+    # a label that is not among the likeliest takes the last place
+    missing = torch.logical_not((chosen == labels[:, None]).any(dim=1))
+    chosen[missing, -1] = labels[missing]
+    place = (chosen == labels[:, None]).int().argmax(dim=1)
+    return logits.gather(1, chosen), place
 
 
-def _weigh_by_doubt(odds: Tensor, example: Tensor, examples: int) -> Tensor:
-    """Return (1 - p_t) / (1 - P) of tokens with these log-odds, in logarithms: finite however sure the model is."""
+def _weigh_tokens(odds: Tensor, example: Tensor, examples: int) -> Tensor:
+    """Return (1 - p_t) / (1 - P) of tokens with these log-odds, finite for p_t close to 1 too."""
     odds = odds.double()
     nll = F.softplus(-odds)
-    total = nll.new_zeros(examples).index_add(0, example, nll)
-    log_doubt = torch.log(-torch.expm1(-total))
+    answer_nll = nll.new_zeros(examples).index_add(0, example, nll)
+    # log(1 - P), and log(1 - p_t) = -softplus(odds)
+    log_doubt = torch.log(-torch.expm1(-answer_nll))
     return torch.exp(-F.softplus(odds) - log_doubt[example]).to(torch.float32)
 
 
@@ -138,9 +138,10 @@ def _weigh_by_doubt(odds: Tensor, example: Tensor, examples: int) -> Tensor:
 
 
 def read_answers(model: nn.Module, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-    """Return logits [batch, tokens, vocabulary] and the labels [batch, tokens] that they speak of.
+    """Return logits [batch, tokens, vocabulary] and the labels [batch, tokens] that they predict.
 
-    A causal model speaks of the next token, an encoder-decoder or a token classifier of the one at the same place.
+    A causal model predicts the next token, an encoder-decoder or a token classifier the one at the
+    same place.
     """
     labels = batch["labels"]
     inputs = {key: value for key, value in batch.items() if key != "labels"}
@@ -148,38 +149,39 @@ def read_answers(model: nn.Module, batch: Mapping[str, Any]) -> tuple[Tensor, Te
     config = getattr(base, "config", None)
     if config is None:
         raise TypeError(
-            f"labels {list(labels.shape)} are of tokens, and a {type(base).__name__} does not say whether its logits "
-            "speak of the same token or of the next: give forward=lambda model, batch: (logits, labels), aligned"
+            f"labels {list(labels.shape)} are of tokens, and a {type(base).__name__} does not say "
+            "whether its logits speak of the same token or of the next: give "
+            "forward=lambda model, batch: (logits, labels), aligned"
         )
     if config.is_encoder_decoder:
         # the model makes the decoder's inputs from the labels
-        return _get_logits(model(**batch)), labels
+        return model(**batch).logits, labels
     if not base.can_generate():
-        return _get_logits(model(**inputs)), labels
+        return model(**inputs).logits, labels
     first = _find_first(labels)
     if first == 0:
         raise ValueError(
-            "the first token of a row has a label, and nothing before it could predict it: set it to -100"
+            "the first token of a row has a label, and nothing before it could predict it: "
+            "set it to -100"
         )
     kept = labels.shape[1] - first + 1
     if "logits_to_keep" in inspect.signature(base.forward).parameters:
         inputs["logits_to_keep"] = kept
-    # some models put image tokens of their own before the text, so count from the end
-    logits = _get_logits(model(**inputs))[:, -kept:-1]
+    # count from the end: some models put image tokens of their own before the text
+    logits = model(**inputs).logits[:, -kept:-1]
     return logits, labels[:, first:]
 
 
-def _find_base(model: nn.Module) -> nn.Module:
+def _find_base(model: Any) -> Any:
     """Return the transformers model inside a PEFT model."""
-    get_base = getattr(model, "get_base_model", None)
-    return model if get_base is None else get_base()
+    if hasattr(model, "get_base_model"):
+        return model.get_base_model()
+    return model
 
 
 def _find_first(labels: Tensor) -> int:
     """Return the first place at which any row has a label."""
     places = (labels != IGNORED).any(dim=0).nonzero()
-    return int(places[0]) if len(places) else labels.shape[1] - 1
-
-
-def _get_logits(output: Any) -> Tensor:
-    return output.logits
+    if not len(places):
+        return labels.shape[1] - 1
+    return int(places[0])

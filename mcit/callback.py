@@ -14,8 +14,9 @@ class ConsolidationCallback(TrainerCallback):
 
         Trainer(..., callbacks=[ConsolidationCallback(manager)])
 
-    The Trainer calls it when the gradients of an accumulation are complete and have been clipped: clipping sees the
-    task's gradient alone, and a path integral (SI) sees the clipped one unless `max_grad_norm` is 0.
+    The Trainer calls it when the gradients of an accumulation are complete and clipped: clipping
+    sees the task's gradient alone, and a path integral (SI) sees the clipped one unless
+    `max_grad_norm` is 0.
     """
 
     def __init__(self, manager: ConsolidationManager):
@@ -25,20 +26,20 @@ class ConsolidationCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Follow the optimizer where the manager keeps a path integral."""
+        """Follow the optimizer if the manager has a path integral."""
         if self.manager.path is not None:
             self._handle = self.manager.path.attach(kwargs["optimizer"])
 
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Inject the gradient."""
+        """Add the gradient of the penalty."""
         self.manager.add_gradient_()
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Let the optimizer go."""
+        """Stop following the optimizer."""
         if self._handle is not None:
             self._handle.remove()
             self._handle = None

@@ -1,4 +1,8 @@
-"""How stiff a penalty is, and whether steps against it are stable."""
+"""Stiffness of a penalty: how strongly it holds weights, and whether gradient steps are stable.
+
+stiffness = strength * importance
+SGD with momentum m is stable if stiffness < 2 (1 + m) / learning rate
+"""
 
 from __future__ import annotations
 
@@ -8,15 +12,25 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mcit.parallel.sharded import combine, local
+from mcit.parallel.sharded import reduce_parts, to_local
 
-# A weight counts as free when its stiffness is below this share of the mean.
+# a weight counts as free if its stiffness is below this fraction of the mean
 NEAR_ZERO = 1e-3
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Scale and stability of a penalty. Stiffness is strength times importance, the unit in which methods compare."""
+    """Scale and stability of a penalty, in units of stiffness, in which all methods compare.
+
+    weights: Number of weights that are held.
+    mean_stiffness: Mean over all of them.
+    max_stiffness: The largest.
+    share_capped: Fraction of the weights whose importance is at the cap.
+    share_near_zero: Fraction that is free to move.
+    capped_by_tensor: Fraction at the cap by parameter name.
+    limit: Stiffness above which gradient steps diverge, if the step is known.
+    share_unstable: Fraction of the weights above that limit.
+    """
 
     weights: int
     mean_stiffness: float
@@ -24,23 +38,21 @@ class Diagnosis:
     share_capped: float
     share_near_zero: float
     capped_by_tensor: Mapping[str, float]
-    limit: float | None = (
-        None  # stiffness beyond which explicit steps diverge, if the step is known
-    )
+    limit: float | None = None
     share_unstable: float = 0.0
 
     def warning(self) -> str | None:
-        """What to do where gradient steps would diverge; None where they would not."""
+        """Return what to do if gradient steps would diverge, or None if they would not."""
         if self.limit is None or self.max_stiffness <= self.limit:
             return None
         return (
-            f"stiffness reaches {self.max_stiffness:.3g} and steps are stable only below {self.limit:.3g} "
-            f"({self.share_unstable:.2%} of the weights are beyond): lower the strength, cap the importance, "
-            "or use the proximal penalty, which is stable for any"
+            f"stiffness reaches {self.max_stiffness:.3g} and steps are stable only below "
+            f"{self.limit:.3g} ({self.share_unstable:.2%} of the weights are beyond): lower the "
+            "strength, cap the importance, or use the proximal penalty, which is stable for any"
         )
 
-    def figures(self) -> dict[str, float]:
-        """Mean and maximum of the stiffness, and the shares of capped and of nearly free weights in percent."""
+    def to_dict(self) -> dict[str, float]:
+        """Return mean and maximum stiffness, and the percentages capped and near zero."""
         return {
             "mean": self.mean_stiffness,
             "max": self.max_stiffness,
@@ -49,10 +61,11 @@ class Diagnosis:
         }
 
     def describe(self) -> str:
-        """One line for logs and reports."""
+        """Return one line for logs and reports."""
         return (
             f"mean stiffness {self.mean_stiffness:.3g}, max {self.max_stiffness:.3g}, "
-            f"capped {self.share_capped:.2%}, near zero {self.share_near_zero:.2%} of {self.weights:,} weights"
+            f"capped {self.share_capped:.2%}, near zero {self.share_near_zero:.2%} "
+            f"of {self.weights:,} weights"
         )
 
 
@@ -64,39 +77,47 @@ def diagnose(
     learning_rate: float | None = None,
     momentum: float = 0.0,
 ) -> Diagnosis:
-    """The diagnosis of importance held with a strength; of sharded importance, every process must ask."""
-    held = [(tensor, local(tensor)) for tensor in importance.values()]
+    """Return the diagnosis of importance held with a strength.
+
+    If the importance is sharded, every process must call.
+    """
     weights = sum(tensor.numel() for tensor in importance.values())
     if not weights:
-        return Diagnosis(0, 0.0, 0.0, 0.0, 0.0, {})
-    mean = (
-        float(combine((tensor, part.sum(dtype=torch.float64)) for tensor, part in held)) / weights
-    )
-    top = float(
-        combine(
-            ((t, part.max() if part.numel() else part.new_zeros(())) for t, part in held), "max"
+        return Diagnosis(
+            weights=0,
+            mean_stiffness=0.0,
+            max_stiffness=0.0,
+            share_capped=0.0,
+            share_near_zero=0.0,
+            capped_by_tensor={},
         )
-    )
+    parts = [(tensor, to_local(tensor)) for tensor in importance.values()]
+    sums = [(tensor, part.sum(dtype=torch.float64)) for tensor, part in parts]
+    mean = float(reduce_parts(sums)) / weights
+    tops = [(tensor, _find_max(part)) for tensor, part in parts]
     limit = 2 * (1 + momentum) / learning_rate if learning_rate else None
-    low, beyond = combine(
-        (tensor, _count(part, NEAR_ZERO * mean, strength, limit)) for tensor, part in held
-    ).tolist()
+    low = [(tensor, (part <= NEAR_ZERO * mean).sum()) for tensor, part in parts]
+    unstable = 0.0
+    if limit is not None:
+        beyond = [(tensor, (part * strength > limit).sum()) for tensor, part in parts]
+        unstable = float(reduce_parts(beyond))
+    at_cap = 0.0
+    for name, tensor in importance.items():
+        at_cap += capped.get(name, 0.0) * tensor.numel()
     return Diagnosis(
-        weights,
-        strength * mean,
-        strength * top,
-        sum(capped.get(name, 0.0) * tensor.numel() for name, tensor in importance.items())
-        / weights,
-        low / weights,
-        dict(capped),
-        limit,
-        beyond / weights,
+        weights=weights,
+        mean_stiffness=strength * mean,
+        max_stiffness=strength * float(reduce_parts(tops, "max")),
+        share_capped=at_cap / weights,
+        share_near_zero=float(reduce_parts(low)) / weights,
+        capped_by_tensor=dict(capped),
+        limit=limit,
+        share_unstable=unstable / weights,
     )
 
 
-def _count(part: Tensor, near_zero: float, strength: float, limit: float | None) -> Tensor:
-    """How many weights are free, and how many stiffer than the limit."""
-    low = (part <= near_zero).sum()
-    return torch.stack(
-        [low, torch.zeros_like(low) if limit is None else (part * strength > limit).sum()]
-    )
+def _find_max(part: Tensor) -> Tensor:
+    # a process may hold no row of a small tensor
+    if not part.numel():
+        return part.new_zeros(())
+    return part.max()

@@ -1,8 +1,35 @@
-"""What importance measures: a score of the logits, named by every choice that changes its value."""
+"""Estimators of importance: the score that is differentiated, its labels, and what is squared.
+
+For an example with logits z and label y, p = softmax(z), and a score s,
+
+    importance = mean_i (d s(z_i, y_i) / d theta)^2      unit example (the default)
+    importance = mean_b (mean_i d s / d theta)^2         unit batch: another quantity
+
+    score plain         -log p_y                         EWC, the empirical Fisher information
+    score reversed      -log softmax(-z)_y               EWC-DR
+    score log_odds      log p_y - log(1 - p_y)           proposed here: no vanishing gradient
+    score output_norm   |z|, absolute, not squared       MAS
+
+    labels all          sum_y p_y (d s(z, y) / d theta)^2, with score plain the exact Fisher
+    weight probability  p_y (d s / d theta)^2
+
+EWC      Kirkpatrick et al., Overcoming catastrophic forgetting in neural networks, PNAS 2017,
+         https://arxiv.org/abs/1612.00796
+MAS      Aljundi et al., Memory aware synapses, ECCV 2018, https://arxiv.org/abs/1711.09601
+EWC-DR   Liu and Chang, Elastic weight consolidation done right for continual learning, CVPR 2026,
+         https://arxiv.org/abs/2603.18596
+Fisher   Kunstner et al., Limitations of the empirical Fisher approximation, NeurIPS 2019,
+         https://arxiv.org/abs/1905.12558; van de Ven, On the computation of the Fisher information
+         in continual learning, 2025, https://arxiv.org/abs/2502.11756
+
+Differs from common code, most of which squares the mean gradient of a batch and so depends on the
+batch size: `peer` lists what other code bases compute, as settings of the estimator.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal, get_args, get_origin, get_type_hints
 
@@ -10,11 +37,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mcit.config import ConfigError, suggest
-from mcit.draws import draw_uniform
+from mcit.config.options import option
+from mcit.draws import draw_classes, draw_uniform
+from mcit.errors import ConfigError
+from mcit.spelling import suggest
 
-# One backward pass per class: beyond this many, exact labels cost more than they tell.
+# labels 'all' take one backward pass per class: with more classes they are not worth their cost
 MOST_EXACT_CLASSES = 256
+# options that only some scores read
+READ_BY = {
+    "labels": ("plain", "reversed", "log_odds"),
+    "weight": ("plain", "reversed", "log_odds"),
+    "reversal": ("reversed",),
+    "norm": ("output_norm",),
+    "centered": ("output_norm",),
+    "function": ("custom",),
+    "odds": ("log_odds",),
+    "candidates": ("reversed",),
+    "length": ("plain", "reversed", "log_odds", "output_norm"),
+}
+# options that only answers in words have, see mcit/answer_scores.py
+FOR_TEXT = ("odds", "length", "candidates")
 
 
 class EstimatorError(ConfigError):
@@ -22,67 +65,104 @@ class EstimatorError(ConfigError):
 
     def __init__(self, problems: Iterable[str]):
         super().__init__(problems)
-        # of a call in somebody's own program, not of a configuration
+        # the call may stand in a program of the user's own: no word of a configuration file
         self.args = ("; ".join(self.problems),)
 
 
 class OneClassError(ValueError):
-    """Class ids of a single output: the softmax of one class is constant, and nothing can be measured."""
+    """Class ids for a single output: the softmax of one class is constant, nothing to measure."""
 
 
 @dataclass(frozen=True)
 class Estimator:
-    """How much a weight matters, spelled out. `describe()` is the line that goes beside every result.
+    """How importance is measured; `describe()` is printed next to every result."""
 
-    score: what is differentiated. plain: the negative log-likelihood (EWC). reversed: the same with the logits negated
-        (EWC-DR). log_odds: the log-odds of the label. output_norm: the length of the logit vector (MAS). custom: a
-        function of one's own, given to `measure_importance(score=function)`; `function` is its name.
-    labels: true; predicted (the likeliest); sampled (drawn from the model); all (every label, weighted: exact Fisher).
-    unit: example (mean of squared per-example gradients, whatever the batch size) or batch (mean of squared batch-mean
-        gradients, which is another quantity and depends on the batch size). output_norm takes absolute values instead.
-    mode: the network's mode while it is measured.
-    cap: upper limit of every importance. samples: a count, a fraction of the data, or None for all; drawn with `seed`.
-    reversal: for soft multi-label targets. norm: for output_norm. shuffle: permute within each tensor, as a control.
-    Of text, an example is a whole answer (see mcit/answer_scores.py). odds: log_odds of the whole sequence or of each
-        token. length: a sum over the answer's tokens, or their mean. candidates: reversed among so many of the
-        likeliest tokens. centered: output_norm of logits less their mean; None: for text only.
-    update_buffers: keep what BatchNorm's statistics became (unit batch, mode train), as the EWC-DR release does.
-    """
-
-    score: Literal["plain", "reversed", "log_odds", "output_norm", "custom"] = "plain"
-    labels: Literal["true", "predicted", "sampled", "all"] = "true"
-    unit: Literal["example", "batch"] = "example"
-    mode: Literal["eval", "train"] = "eval"
-    cap: float | None = None
-    samples: int | float | None = None
-    reversal: Literal["positives", "literal", "softmax"] = "positives"
-    norm: Literal["l2", "squared_l2"] = "l2"
-    shuffle: bool = False
-    update_buffers: bool = False
-    seed: int = 0
-    function: str = ""
-    odds: Literal["sequence", "token"] = "sequence"
-    length: Literal["sum", "mean"] = "sum"
-    candidates: int | None = None
-    centered: bool | None = None
+    score: Literal["plain", "reversed", "log_odds", "output_norm", "custom"] = option(
+        "plain",
+        help="what is differentiated: plain (EWC), reversed (EWC-DR), log_odds, output_norm "
+        "(MAS), or custom, a function given to `measure_importance(score=function)`",
+    )
+    labels: Literal["true", "predicted", "sampled", "all"] = option(
+        "true",
+        help="whose labels: true, predicted (the likeliest), sampled (drawn from the model), "
+        "or all (every label weighted by its probability, the exact Fisher information)",
+    )
+    weight: Literal["none", "probability"] = option(
+        "none",
+        help="weight of squared gradients: none, or the probability of the label, as in Mammoth",
+    )
+    unit: Literal["example", "batch"] = option(
+        "example",
+        help="what is squared: the gradient of each example, or of each batch, which depends "
+        "on the batch size; output_norm takes absolute values instead of squares",
+    )
+    mode: Literal["eval", "train"] = option(
+        "eval", help="the network's mode while it is measured: eval or train"
+    )
+    cap: float | None = option(None, help="upper limit of every importance, or none")
+    samples: int | float | None = option(
+        None, help="how many examples are read: a count, a fraction of the data, or none for all"
+    )
+    reversal: Literal["positives", "literal", "softmax"] = option(
+        "positives",
+        help="the reversed score of soft multi-label targets: positives, literal or softmax",
+    )
+    norm: Literal["l2", "squared_l2"] = option(
+        "l2", help="the norm of output_norm: l2 or squared_l2"
+    )
+    shuffle: bool = option(False, help="permute the importance within each tensor, as a control")
+    update_buffers: bool = option(
+        False,
+        help="keep the values that BatchNorm's statistics get during the pass, as the EWC-DR "
+        "release does; needs unit batch and mode train",
+    )
+    seed: int = option(0, help="seed of sampled labels, of drawn examples and of shuffle")
+    function: str = option("", help="name of the function of a custom score")
+    odds: Literal["sequence", "token"] = option(
+        "sequence",
+        help="the log-odds of a text: of the whole answer (sequence) or summed over each token",
+    )
+    length: Literal["sum", "mean"] = option(
+        "sum", help="the score of a text: a sum over the tokens of its answer, or their mean"
+    )
+    candidates: int | None = option(
+        None, help="reverse a text's logits among this many of the likeliest tokens only"
+    )
+    centered: bool | None = option(
+        None, help="subtract the mean of the logits before output_norm; by default for text only"
+    )
 
     def __post_init__(self) -> None:
+        problems = [*self._find_unknown(), *self._find_wrong(), *self._find_ignored()]
+        if problems:
+            raise EstimatorError(problems)
+
+    @classmethod
+    def like(cls, name: str) -> Estimator:
+        """Return the estimator that computes what another code base does; see `peer`."""
+        return peer(name).estimator
+
+    def _find_unknown(self) -> list[str]:
         problems = []
         for name, hint in get_type_hints(type(self)).items():
             value = getattr(self, name)
-            if get_origin(hint) is Literal and value not in get_args(hint):
-                choices = get_args(hint)
+            choices = get_args(hint)
+            if get_origin(hint) is Literal and value not in choices:
                 near = suggest(str(value), choices)
-                problems.append(
-                    f"estimator.{name} is {value!r}{near} (choices: {', '.join(choices)})"
-                )
+                listed = ", ".join(choices)
+                problems.append(f"estimator.{name} is {value!r}{near} (choices: {listed})")
+        return problems
+
+    def _find_wrong(self) -> list[str]:
+        problems = []
         if self.cap is not None and not self.cap > 0:
             problems.append(
                 f"estimator.cap must be above 0, found {self.cap}; leave it out for no cap"
             )
         if self.samples is not None and not _is_budget(self.samples):
             problems.append(
-                f"estimator.samples must be a count from 1 or a fraction above 0 and up to 1.0, found {self.samples!r}"
+                "estimator.samples must be a count from 1 or a fraction above 0 and up to 1.0, "
+                f"found {self.samples!r}"
             )
         if self.candidates is not None and self.candidates < 2:
             problems.append(f"estimator.candidates must be at least 2, found {self.candidates}")
@@ -90,252 +170,369 @@ class Estimator:
             problems.append(
                 "labels 'all' weighs every label of every example: it needs unit 'example'"
             )
+        if self.weight == "probability" and (self.unit == "batch" or self.labels == "all"):
+            problems.append(
+                "weight 'probability' weighs the squared gradient of one label of each example: "
+                f"it needs unit 'example' and labels other than 'all', found unit {self.unit!r} "
+                f"and labels {self.labels!r}"
+            )
         if self.update_buffers and (self.unit, self.mode) != ("batch", "train"):
             problems.append(
-                "update_buffers reproduces the EWC-DR release and needs unit 'batch' and mode 'train'"
+                "update_buffers reproduces the EWC-DR release and needs unit 'batch' and mode "
+                "'train'"
             )
-        problems += self._find_ignored()
-        if problems:
-            raise EstimatorError(problems)
+        return problems
 
     def _find_ignored(self) -> list[str]:
-        """Choices that would change nothing: whoever made them expects something else."""
-        ignored = {
-            f"labels {self.labels!r}": self.score in ("output_norm", "custom")
-            and self.labels != "true",
-            f"function {self.function!r}": self.score != "custom" and self.function != "",
-            f"norm {self.norm!r}": self.score != "output_norm" and self.norm != "l2",
-            f"reversal {self.reversal!r}": self.score != "reversed"
-            and self.reversal != "positives",
-            f"odds {self.odds!r}": self.score != "log_odds" and self.odds != "sequence",
-            f"candidates {self.candidates}": self.score != "reversed"
-            and self.candidates is not None,
-            f"centered {self.centered}": self.score != "output_norm" and self.centered is not None,
-            f"length {self.length!r}": self.score == "custom" and self.length != "sum",
-        }
-        return [
-            f"{choice} has no meaning for score {self.score!r}: leave it out"
-            for choice, is_so in ignored.items()
-            if is_so
-        ]
+        # whoever sets an option that changes nothing expects something else
+        problems = []
+        for name, scores in READ_BY.items():
+            value = getattr(self, name)
+            if self.score not in scores and value != getattr(Estimator, name):
+                problems.append(
+                    f"{name} {value!r} has no meaning for score {self.score!r}: leave it out"
+                )
+        return problems
 
     @property
     def absolute(self) -> bool:
-        """MAS sums absolute values; everything else sums squares."""
+        """Whether absolute values are averaged, as in MAS, and not squares."""
         return self.score == "output_norm"
 
     def describe(self) -> str:
-        """One line that tells this estimate from every other."""
-        over = "examples" if self.unit == "example" else "batches"
+        """Return one line that differs between any two estimators that compute different things."""
         size = "absolute" if self.absolute else "squared"
-        of = "" if self.unit == "example" else "batch-mean "
+        mean = f"mean over examples of {size} gradients"
+        if self.unit == "batch":
+            mean = f"mean over batches of {size} batch-mean gradients"
         parts = [f"score {self._describe_score()}"]
-        if self.score not in ("output_norm", "custom"):
-            parts.append(
-                f"labels {self.labels}"
-                + (f" (seed {self.seed})" if self.labels == "sampled" else "")
-            )
-        if self.length != "sum":
+        if self.labels == "sampled":
+            parts.append(f"labels sampled (seed {self.seed})")
+        elif self.score in READ_BY["labels"]:
+            parts.append(f"labels {self.labels}")
+        if self.weight == "probability":
+            parts.append("weighted by the label's probability")
+        if self.length == "mean":
             parts.append("mean over the tokens of an answer")
-        parts.append(f"mode {self.mode}" + (", buffers updated" if self.update_buffers else ""))
-        parts.append(
-            "all samples" if self.samples is None else f"samples {self.samples} (seed {self.seed})"
-        )
+        buffers = ", buffers updated" if self.update_buffers else ""
+        parts.append(f"mode {self.mode}{buffers}")
+        if self.samples is None:
+            parts.append("all samples")
+        else:
+            parts.append(f"samples {self.samples} (seed {self.seed})")
         parts.append("no cap" if self.cap is None else f"cap {self.cap:g}")
         if self.shuffle:
             parts.append(f"shuffled within each tensor (seed {self.seed})")
-        return f"mean over {over} of {size} {of}gradients: " + "; ".join(parts)
+        return f"{mean}: {'; '.join(parts)}"
 
     def _describe_score(self) -> str:
+        details = []
         if self.score == "output_norm":
-            norm = "‖z‖₂" if self.norm == "l2" else "‖z‖₂²"
-            logits = {None: "", True: ", centered", False: ", not centered"}[self.centered]
-            return f"output_norm ({norm}{logits})"
-        if self.score == "log_odds" and self.odds == "token":
-            return "log_odds (of each token)"
+            details.append("‖z‖₂" if self.norm == "l2" else "‖z‖₂²")
+        if self.centered is not None:
+            details.append("centered" if self.centered else "not centered")
+        if self.odds == "token":
+            details.append("of each token")
         if self.candidates is not None:
-            return f"reversed (among the {self.candidates} likeliest tokens)"
+            details.append(f"among the {self.candidates} likeliest tokens")
+        if self.reversal != "positives":
+            details.append(f"{self.reversal} where multi-label")
         if self.score == "custom":
-            return f"custom ({self.function})"
-        if self.score == "reversed" and self.reversal != "positives":
-            return f"reversed ({self.reversal} where multi-label)"
-        return self.score
+            details.append(self.function)
+        if not details:
+            return self.score
+        return f"{self.score} ({', '.join(details)})"
+
+
+def _is_budget(samples: int | float) -> bool:
+    if isinstance(samples, bool):
+        return False
+    if isinstance(samples, int):
+        return samples >= 1
+    return 0 < samples <= 1
+
+
+# --- scores of class heads
 
 
 def score_examples(
     estimator: Estimator, logits: Tensor, target: Tensor, position: Tensor
-) -> Iterator[Tensor]:
-    """Vectors [batch] whose per-example gradients, squared and added up, are the estimate.
+) -> list[Tensor]:
+    """Return vectors [batch] whose per-example gradients, squared and added up, are the estimate.
 
-    `target` holds class ids [batch] (also the right one of several choices) or soft labels [batch, outputs].
-    `position` [batch] tells the examples apart where labels are sampled, whatever their batch or process.
+    `target` holds class ids [batch], also of multiple choice, or soft labels [batch, outputs].
+    `position` [batch] identifies the examples, for labels that are sampled.
     """
     if estimator.score == "custom":
         raise ValueError(
             "score 'custom' needs a function: measure_importance(model, loader, score=function)"
         )
-    target = target if target.is_floating_point() else target.long()
     _refuse_text_options(estimator)
     _check_shapes(logits, target)
-    if estimator.score != "output_norm":
-        _refuse_one_class(logits, target)
     if estimator.score == "output_norm":
         if estimator.centered:
-            logits = logits - logits.mean(dim=1, keepdim=True)
-        yield logits.norm(dim=1) if estimator.norm == "l2" else logits.square().sum(dim=1)
-    elif estimator.labels != "all":
-        yield _score(estimator, logits, _choose_labels(estimator, logits, target, position))
-    elif target.is_floating_point():
-        yield from _score_every_multi_label(estimator, logits)
-    else:
-        _refuse_many_classes(logits)
-        # sqrt(p) on the score is p on its squared gradient
-        weight = logits.detach().softmax(dim=1).sqrt()  # [batch, classes]
-        for label in range(logits.shape[1]):
-            yield weight[:, label] * _score(estimator, logits, torch.full_like(target, label))
+            logits = center(logits)
+        return [measure_norm(logits, estimator.norm)]
+    if target.is_floating_point():
+        return _score_soft_labels(estimator, logits, target.to(logits.dtype), position)
+    return _score_classes(estimator, logits, target.long(), position)
 
 
-def _score(estimator: Estimator, logits: Tensor, labels: Tensor) -> Tensor:
-    multi_label = labels.is_floating_point()
-    if estimator.score == "plain":
-        return (
-            _multi_label_nll(logits, labels)
-            if multi_label
-            else F.cross_entropy(logits, labels, reduction="none")
-        )
-    if estimator.score == "log_odds":
-        return (labels * logits).sum(dim=1) if multi_label else _log_odds(logits, labels)
-    if not multi_label:
-        return F.cross_entropy(-logits, labels, reduction="none")
-    if estimator.reversal == "literal":
-        return _multi_label_nll(-logits, labels)
-    if estimator.reversal == "positives":
-        return (labels * F.softplus(logits)).sum(dim=1)  # -y log sigmoid(-z)
-    share = labels / labels.sum(dim=1, keepdim=True).clamp_min(
-        torch.finfo(labels.dtype).tiny
-    )  # all-zero stays zero
-    return -(share * F.log_softmax(-logits, dim=1)).sum(dim=1)
+def center(logits: Tensor) -> Tensor:
+    """Return logits [rows, outputs] less their mean, which softmax ignores and a norm does not."""
+    return logits - logits.mean(dim=1, keepdim=True)
 
 
-def _multi_label_nll(logits: Tensor, labels: Tensor) -> Tensor:
-    return F.binary_cross_entropy_with_logits(logits, labels, reduction="none").sum(dim=1)
+def measure_norm(logits: Tensor, norm: str) -> Tensor:
+    """Return the norm [rows] of logits [rows, outputs]."""
+    if norm == "l2":
+        return logits.norm(dim=1)
+    return logits.square().sum(dim=1)
 
 
-def _log_odds(logits: Tensor, labels: Tensor) -> Tensor:
-    own = F.one_hot(labels, logits.shape[1]).bool()  # [batch, classes]
-    rest = logits.masked_fill(own, -torch.inf).logsumexp(dim=1)
+def log_odds(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return log(p / (1 - p)) [rows] of the labels [rows], exact however close p is to 1."""
+    rest = logits.scatter(1, labels[:, None], -torch.inf).logsumexp(dim=1)
     return logits.gather(1, labels[:, None]).squeeze(1) - rest
 
 
-def _score_every_multi_label(estimator: Estimator, logits: Tensor) -> Iterator[Tensor]:
-    """Independent labels: E[(Σ a_k(y_k) ∂z_k)²] is the square of its mean plus one variance per label, exactly."""
+def _score_classes(
+    estimator: Estimator, logits: Tensor, target: Tensor, position: Tensor
+) -> list[Tensor]:
+    if logits.shape[1] == 1:
+        raise OneClassError(
+            "the logits have one output and the targets are class ids: the softmax of one class "
+            "is constant, and so is every score; for a yes-no answer give soft labels, a float "
+            "tensor [batch, 1] of 0 and 1"
+        )
+    if estimator.labels == "all":
+        _refuse_many_classes(logits)
+        # sqrt(p) times the score is p times its squared gradient
+        weights = logits.detach().softmax(dim=1).sqrt()
+        scores = []
+        for label in range(logits.shape[1]):
+            labels = torch.full_like(target, label)
+            scores.append(weights[:, label] * _score_class(estimator, logits, labels))
+        return scores
+    if estimator.labels == "predicted":
+        target = logits.detach().argmax(dim=1)
+    elif estimator.labels == "sampled":
+        target = draw_classes(logits, draw_uniform(estimator.seed, position))
+    score = _score_class(estimator, logits, target)
+    if estimator.weight == "probability":
+        chance = logits.detach().softmax(dim=1).gather(1, target[:, None])
+        score = score * chance.squeeze(1).sqrt()
+    return [score]
+
+
+def _score_class(estimator: Estimator, logits: Tensor, labels: Tensor) -> Tensor:
+    if estimator.score == "log_odds":
+        return log_odds(logits, labels)
+    if estimator.score == "reversed":
+        logits = -logits
+    return F.cross_entropy(logits, labels, reduction="none")
+
+
+def _score_soft_labels(
+    estimator: Estimator, logits: Tensor, target: Tensor, position: Tensor
+) -> list[Tensor]:
+    if estimator.weight == "probability":
+        raise ValueError("weight 'probability' needs class ids, found soft labels: leave it out")
+    if estimator.labels == "all":
+        return _score_every_soft_label(estimator, logits)
+    if estimator.labels == "predicted":
+        target = (logits.detach() > 0).to(logits.dtype)
+    elif estimator.labels == "sampled":
+        outputs = logits.shape[1]
+        counter = position.cpu()[:, None] * outputs + torch.arange(outputs)
+        draws = draw_uniform(estimator.seed, counter).to(logits)
+        target = (draws < logits.detach().sigmoid()).to(logits.dtype)
+    return [_score_soft_label(estimator, logits, target)]
+
+
+def _score_soft_label(estimator: Estimator, logits: Tensor, labels: Tensor) -> Tensor:
+    if estimator.score == "log_odds":
+        return (labels * logits).sum(dim=1)
+    if estimator.score == "reversed" and estimator.reversal == "positives":
+        # -y log sigmoid(-z)
+        return (labels * F.softplus(logits)).sum(dim=1)
+    if estimator.score == "reversed" and estimator.reversal == "softmax":
+        # labels that are all zero stay zero
+        tiny = torch.finfo(labels.dtype).tiny
+        total = labels.sum(dim=1, keepdim=True).clamp_min(tiny)
+        return -(labels / total * F.log_softmax(-logits, dim=1)).sum(dim=1)
+    if estimator.score == "reversed":
+        logits = -logits
+    return F.binary_cross_entropy_with_logits(logits, labels, reduction="none").sum(dim=1)
+
+
+def _score_every_soft_label(estimator: Estimator, logits: Tensor) -> list[Tensor]:
+    # labels are independent, with probability s = sigmoid(z) each: the mean over all sets of labels
+    # of (sum_k a_k(y_k) dz_k)^2 is the square of its mean plus a variance per label
     if estimator.score == "reversed" and estimator.reversal == "softmax":
         raise ValueError(
             "labels 'all' have no closed form for the softmax reversal; use labels 'sampled'"
         )
     _refuse_many_classes(logits)
-    chance = logits.detach().sigmoid()  # [batch, labels]
-    if estimator.score != "plain":  # the mean gradient of the plain score is zero
-        yield _score(estimator, logits, chance)
+    chance = logits.detach().sigmoid()
     deviation = (chance * (1 - chance)).sqrt()
     if estimator.score == "reversed" and estimator.reversal == "positives":
         deviation = deviation * chance
+    scores = []
+    # the mean gradient of the plain score is zero
+    if estimator.score != "plain":
+        scores.append(_score_soft_label(estimator, logits, chance))
     for label in range(logits.shape[1]):
-        yield deviation[:, label] * logits[:, label]
+        scores.append(deviation[:, label] * logits[:, label])
+    return scores
 
 
-def _choose_labels(
-    estimator: Estimator, logits: Tensor, target: Tensor, position: Tensor
-) -> Tensor:
-    if estimator.labels == "true":
-        return target.to(logits.dtype) if target.is_floating_point() else target
-    if target.is_floating_point():
-        if estimator.labels == "predicted":
-            return (logits.detach() > 0).to(logits.dtype)
-        draws = _draw(estimator.seed, position, logits.shape[1]).to(logits)
-        return (draws < logits.detach().sigmoid()).to(logits.dtype)
-    if estimator.labels == "predicted":
-        return logits.detach().argmax(dim=1)
-    below = logits.detach().double().softmax(dim=1).cumsum(dim=1)  # [batch, classes]
-    draws = _draw(estimator.seed, position, 1).to(below)
-    return (below < draws * below[:, -1:]).sum(dim=1).clamp_max(logits.shape[1] - 1)
-
-
-def _draw(seed: int, position: Tensor, columns: int) -> Tensor:
-    """Return uniform numbers [batch, columns] that depend on the seed and the example only."""
-    return draw_uniform(seed, position.cpu()[:, None] * columns + torch.arange(columns))
+# --- checks
 
 
 def _refuse_many_classes(logits: Tensor) -> None:
     if logits.shape[1] > MOST_EXACT_CLASSES:
         raise ValueError(
             f"labels 'all' takes one backward pass per class and this head has {logits.shape[1]} "
-            f"(at most {MOST_EXACT_CLASSES}); use labels 'sampled', an unbiased estimate of the same quantity"
+            f"(at most {MOST_EXACT_CLASSES}); use labels 'sampled', an unbiased estimate of the "
+            "same quantity"
         )
 
 
 def _refuse_text_options(estimator: Estimator) -> None:
-    meant = {
-        "odds": estimator.odds != "sequence",
-        "length": estimator.length != "sum",
-        "candidates": estimator.candidates is not None,
-    }
-    for name, is_set in meant.items():
-        if is_set:
+    for name in FOR_TEXT:
+        if getattr(estimator, name) != getattr(Estimator, name):
             raise ValueError(
-                f"estimator.{name} is for answers in words, and these logits are of classes: leave it out"
+                f"estimator.{name} is for answers in words, and these logits are of classes: "
+                "leave it out"
             )
 
 
 def _check_shapes(logits: Tensor, target: Tensor) -> None:
     if logits.ndim != 2:
         raise ValueError(
-            f"logits must be [batch, outputs], found {list(logits.shape)}; for any other model or loss pass "
-            "score=function, where function(model, batch) gives one number per example, [batch]"
+            f"logits must be [batch, outputs], found {list(logits.shape)}; for any other model or "
+            "loss pass score=function, where function(model, batch) returns one number per example,"
+            " [batch]"
         )
-    if target.is_floating_point():
-        _check_soft_labels(logits, target)
-    else:
-        _check_class_ids(logits, target)
-
-
-def _check_soft_labels(logits: Tensor, target: Tensor) -> None:
-    if target.shape != logits.shape:
-        raise _unfit(logits, target)
-    if target.numel() and not bool(((target >= 0) & (target <= 1)).all()):
-        found = f"{float(target.min()):g}..{float(target.max()):g}"
+    soft = target.is_floating_point()
+    expected = logits.shape if soft else logits.shape[:1]
+    if target.shape != expected:
         raise ValueError(
-            f"float targets are soft labels and must lie in 0..1, found {found}. "
-            "Regression needs the negative log-likelihood of its own error model: pass score=function, such as "
-            "lambda model, batch: (model(batch[0]) - batch[1]).square().sum(dim=1) / 2 for Gaussian errors"
+            f"logits {list(logits.shape)} need class ids [{len(logits)}] or soft labels "
+            f"{list(logits.shape)}, found {target.dtype} {list(target.shape)}"
         )
-
-
-def _check_class_ids(logits: Tensor, target: Tensor) -> None:
-    if target.shape != logits.shape[:1]:
-        raise _unfit(logits, target)
-    if len(target) and not 0 <= int(target.min()) <= int(target.max()) < logits.shape[1]:
+    if not target.numel():
+        return
+    lowest = target.min().item()
+    highest = target.max().item()
+    # NaN is refused too
+    if soft and not 0 <= lowest <= highest <= 1:
         raise ValueError(
-            f"class ids must lie in 0..{logits.shape[1] - 1}, found {int(target.min())}..{int(target.max())}"
+            f"float targets are soft labels and must lie in 0..1, found {lowest:g}.."
+            f"{highest:g}. Regression needs the negative log-likelihood of its own error "
+            "model: pass score=function, such as lambda model, batch: (model(batch[0]) - batch[1])"
+            ".square().sum(dim=1) / 2 for Gaussian errors"
+        )
+    if not soft and not 0 <= lowest <= highest < logits.shape[1]:
+        raise ValueError(
+            f"class ids must lie in 0..{logits.shape[1] - 1}, found {lowest}..{highest}"
         )
 
 
-def _refuse_one_class(logits: Tensor, target: Tensor) -> None:
-    if logits.shape[1] == 1 and not target.is_floating_point():
-        raise OneClassError(
-            "the logits have one output and the targets are class ids: the softmax of one class is constant, and so is "
-            "every score; for a yes-no answer give soft labels, a float tensor [batch, 1] of 0 and 1"
-        )
+# --- what other code bases compute
 
 
-def _unfit(logits: Tensor, target: Tensor) -> ValueError:
-    return ValueError(
-        f"logits {list(logits.shape)} need class ids [{logits.shape[0]}] or soft labels {list(logits.shape)}, "
-        f"found {target.dtype} {list(target.shape)}"
-    )
+@dataclass(frozen=True)
+class PeerSetting:
+    """The estimator that computes what another code base does, and how strengths convert.
+
+    estimator: The setting.
+    factor: Their importance over ours, for a number of examples and a batch size.
+    strength_per_lambda: Our strength for their lambda of 1, at equal importance.
+    note: What else their code does.
+    """
+
+    estimator: Estimator
+    factor: Callable[[int, int], float]
+    strength_per_lambda: float
+    note: str
+
+    def strength(self, lamda: float, examples: int, batch_size: int) -> float:
+        """Return our strength for their lambda, with importance over so many examples."""
+        return lamda * self.strength_per_lambda * self.factor(examples, batch_size)
 
 
-def _is_budget(samples: int | float) -> bool:
-    if isinstance(samples, bool):
-        return False
-    return samples >= 1 if isinstance(samples, int) else 0 < samples <= 1
+def peer(name: str) -> PeerSetting:
+    """Return the setting that computes what a code base does; PEERS has their names."""
+    if name not in PEERS:
+        near = suggest(name, PEERS)
+        raise EstimatorError([f"no peer {name!r}{near} (peers: {', '.join(PEERS)})"])
+    return PEERS[name]
+
+
+def _same(examples: int, batch_size: int) -> float:
+    return 1.0
+
+
+def _over_last_index(examples: int, batch_size: int) -> float:
+    return examples / (examples - 1)
+
+
+def _over_full_batches(examples: int, batch_size: int) -> float:
+    return examples / (math.ceil(examples / batch_size) * batch_size)
+
+
+PEERS = {
+    "avalanche": PeerSetting(
+        Estimator(unit="batch"),
+        factor=_same,
+        strength_per_lambda=2.0,
+        note="Avalanche 0.6, EWCPlugin: the penalty has no factor 1/2",
+    ),
+    "avalanche-mas": PeerSetting(
+        Estimator(
+            score="output_norm", norm="squared_l2", unit="batch", mode="train", update_buffers=True
+        ),
+        factor=_same,
+        strength_per_lambda=2.0,
+        note="Avalanche 0.6, MASPlugin: the penalty has no factor 1/2; moves BatchNorm statistics",
+    ),
+    "facil": PeerSetting(
+        Estimator(labels="predicted", unit="batch", mode="train"),
+        factor=_same,
+        strength_per_lambda=1.0,
+        note="FACIL, ewc with its default max_pred: full batches only (drop_last), backbone only",
+    ),
+    "facil-mas": PeerSetting(
+        Estimator(score="output_norm", unit="batch", mode="train"),
+        factor=_same,
+        strength_per_lambda=1.0,
+        note="FACIL, mas: full batches only (drop_last), backbone only",
+    ),
+    "vandeven": PeerSetting(
+        Estimator(labels="all"),
+        factor=_over_last_index,
+        strength_per_lambda=1.0,
+        note="GMvandeVen/continual-learning, labels all: divides by the last index, not the count",
+    ),
+    "mammoth": PeerSetting(
+        Estimator(weight="probability"),
+        factor=_over_full_batches,
+        strength_per_lambda=2.0,
+        note="Mammoth, ewc_on: the penalty has no factor 1/2; divides by batches times batch size;"
+        " leaves the network in its mode, where train normalizes single images",
+    ),
+    "ewc-dr-release": PeerSetting(
+        Estimator(score="reversed", unit="batch", mode="train", cap=1e-4, update_buffers=True),
+        factor=_same,
+        strength_per_lambda=1.0,
+        note="EWC-DR release, getImportance: moves BatchNorm statistics",
+    ),
+    "ewc-release": PeerSetting(
+        Estimator(unit="batch", mode="train", cap=1e-4, update_buffers=True),
+        factor=_same,
+        strength_per_lambda=1.0,
+        note="EWC-DR release, getFisherDiagonal of its EWC: moves BatchNorm statistics",
+    ),
+}

@@ -1,4 +1,8 @@
-"""How much each weight matters: one pass over data, an estimate with a name, a file to share."""
+"""Importance of every weight: one pass over data, an estimate with a name, a file to keep it in.
+
+The formulas and papers are in mcit/estimator.py; gradients of single examples are formed in
+mcit/gradients/.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from accelerate.utils import send_to_device
@@ -19,30 +23,31 @@ from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 
 from mcit.answer_scores import is_text, read_answers, score_answers
-from mcit.config import parse, suggest
+from mcit.config.parse import parse
 from mcit.estimator import Estimator, score_examples
-from mcit.gradients.as_it_was import as_it_was, uncompiled
 from mcit.gradients.mean_gradients import MeanGradients
 from mcit.gradients.per_example import PerExampleGradients
+from mcit.gradients.preserve_state import preserve_state, uncompiled
 from mcit.named_tensors import (
     bare_name,
     check_same_parameters,
     fingerprint,
+    list_first,
     read_tensors,
     write_tensors,
 )
-from mcit.parallel.global_batch import BatchNorm2d, holding, process_rank
-from mcit.parallel.sharded import combine, cut, is_sharded, local, whole, wrap
-from mcit.parallel.shares import (
-    Share,
+from mcit.parallel.global_batch import BatchNorm2d, global_batch_rows, process_rank
+from mcit.parallel.loading import (
+    BatchPart,
+    SplitLoader,
     budget,
     join_batches,
-    share_batches,
-    share_loader,
+    read_batches,
+    read_in_order,
     sum_over_processes,
 )
-
-__all__ = ["Estimator", "Importance", "fingerprint", "measure_importance", "read_logits"]
+from mcit.parallel.sharded import from_local, full, is_sharded, reduce_parts, shard_like, to_local
+from mcit.spelling import suggest
 
 # (model, batch) -> logits [batch, outputs], target
 Forward = Callable[[nn.Module, Any], tuple[Tensor, Tensor]]
@@ -53,28 +58,36 @@ FORMAT = "mcit importance 1"
 
 @dataclass(frozen=True)
 class Importance:
-    """Importance by parameter name, the estimator that made it, and how many examples it saw."""
+    """Importance by parameter name, and how it was obtained.
+
+    values: A tensor for each parameter, of its shape.
+    estimator: What measured it, or None.
+    examples: How many examples were read.
+    note: What made it if no estimator did.
+    paths: How the per-example gradients of each parameter were formed: rule, module or network.
+    """
 
     values: Mapping[str, Tensor]
     estimator: Estimator | None = None
     examples: int = 0
-    note: str = ""  # what made it, where no estimator did
+    note: str = ""
     paths: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def describe(self) -> str:
-        """The estimator's line, with the number of examples."""
-        seen = f"; {self.examples} examples seen" if self.examples else ""
-        return (
-            self.estimator.describe()
-            if self.estimator
-            else self.note or "importance of unknown origin"
-        ) + seen
+        """Return the estimator's line with the number of examples."""
+        origin = self.note or "importance of unknown origin"
+        if self.estimator is not None:
+            origin = self.estimator.describe()
+        if self.examples:
+            return f"{origin}; {self.examples} examples seen"
+        return origin
 
     def save(self, path: str | Path, **extra: str) -> None:
-        """Write a safetensors file that `load` reads and that tells by itself how it was made."""
+        """Write a safetensors file that `load` reads and whose metadata says how it was made."""
+        state = self.state_dict()
         about = {
             "format": FORMAT,
-            "estimator": json.dumps(dataclasses.asdict(self.estimator)) if self.estimator else "",
+            "estimator": json.dumps(state["estimator"]) if self.estimator else "",
             "note": self.note,
             "examples": str(self.examples),
             "description": self.describe(),
@@ -83,43 +96,44 @@ class Importance:
         }
         write_tensors(self.values, path, about)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Tensors and JSON, for a checkpoint; `from_state_dict` is the counterpart."""
-        estimator = dataclasses.asdict(self.estimator) if self.estimator else None
-        return {
-            "values": dict(self.values),
-            "estimator": estimator,
-            "examples": self.examples,
-            "note": self.note,
-        }
-
-    @classmethod
-    def from_state_dict(cls, state: Mapping[str, Any]) -> Importance:
-        estimator = (
-            parse(Estimator, state["estimator"], "estimator") if state["estimator"] else None
-        )
-        return cls(state["values"], estimator, state["examples"], state["note"])
-
     @classmethod
     def load(
         cls, path: str | Path, parameters: Iterable[tuple[str, Tensor]] | None = None
     ) -> Importance:
-        """Read a file written by `save`; with named parameters, refuse one that was made for others."""
+        """Return what `save` wrote; raise a ValueError if it does not fit the named parameters."""
         values, about = read_tensors(path, FORMAT)
         if fingerprint(values) != about["fingerprint"]:
             raise ValueError(
                 f"{path} is damaged: its tensors are not those it was written with; make it again"
             )
         if parameters is not None:
-            # what is frozen has no importance to fit
-            present = {name: p for name, p in parameters if p.requires_grad or name in values}
-            check_same_parameters(f"importance file {path}", values, present)
-        estimator = (
-            parse(Estimator, json.loads(about["estimator"]), "estimator")
-            if about["estimator"]
-            else None
-        )
-        return cls(values, estimator, int(about["examples"]), about["note"])
+            # frozen parameters have no importance
+            expected = {name: p for name, p in parameters if p.requires_grad or name in values}
+            check_same_parameters(f"importance file {path}", values, expected)
+        state = {
+            "values": values,
+            "estimator": json.loads(about["estimator"] or "null"),
+            "examples": int(about["examples"]),
+            "note": about["note"],
+        }
+        return cls.from_state_dict(state)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return tensors and JSON for a checkpoint."""
+        return {
+            "values": dict(self.values),
+            "estimator": dataclasses.asdict(self.estimator) if self.estimator else None,
+            "examples": self.examples,
+            "note": self.note,
+        }
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, Any]) -> Importance:
+        """Return the importance of which `state_dict` returned this."""
+        estimator = None
+        if state["estimator"]:
+            estimator = parse(Estimator, state["estimator"], "estimator")
+        return cls(state["values"], estimator, state["examples"], state["note"])
 
 
 def measure_importance(
@@ -132,59 +146,55 @@ def measure_importance(
     progress: bool = False,
     **options: Any,
 ) -> Importance:
-    """Measure the importance of every trainable parameter, or of those whose name passes `only`.
+    """Return the importance of every trainable parameter, or of those whose name passes `only`.
 
-    The model comes back exactly as it was. One that torch.compile has wrapped is measured uncompiled, and its
-    parameters have the names of the bare model.
+    Choices of the estimator may be given as options: `measure_importance(model, loader,
+    score="reversed")`. `score` may also be a function, score(model, batch) -> one number per
+    example, [batch]. `forward(model, batch)` returns logits and target; without it, a batch is an
+    `(inputs, target)` pair, or a dictionary with `labels` for a transformers model.
 
-    `options` are the estimator's fields: `measure_importance(model, loader, score="reversed")`. `score` may also be a
-    function of one's own, score(model, batch) -> one number per example, [batch]. Several processes share
-    out every batch of a DataLoader and find what one finds: with unit `example` its data are read in order, each
-    example once; with unit `batch` its own batches are those that gradients are averaged over, whole. Other iterables
-    are read as they come, and with unit `batch` the k-th batches of all processes are one. `forward(model, batch)`
-    gives logits and target; without it, a batch is an `(inputs, target)` pair, or a dictionary with `labels` for a
-    transformers model. A model that FSDP2 has sharded gives sharded importance; all processes must then call.
+    Several processes divide every batch of a DataLoader and get what one process gets: with unit
+    `example` its data are read in order, each example once; with unit `batch` its own batches are
+    kept. Other iterables are read as they come, and with unit `batch` the k-th batches of all
+    processes are one. A model sharded by FSDP2 gets sharded importance; all processes must call.
     """
-    function = options.pop("score") if callable(options.get("score")) else None
-    if function is not None:
-        options.update(
-            score="custom", function=getattr(function, "__qualname__", type(function).__name__)
-        )
+    function = None
+    if callable(options.get("score")):
+        function = options["score"]
+        name = getattr(function, "__qualname__", type(function).__name__)
+        options = {**options, "score": "custom", "function": name}
     estimator = _choose_estimator(estimator, options)
+    if function is not None and forward is not None:
+        raise ValueError("score=function reads the batch itself: leave forward out")
     model = _unwrap(model)
     parameters = _choose_parameters(model, only)
-    score = _choose_score(estimator, function, forward)
-    sharded = any(is_sharded(parameter) for parameter in model.parameters())
-    measure = _measure_examples
-    if sharded:
-        measure = _measure_sharded
-    if estimator.unit == "batch":
-        measure = _measure_batches
-    with as_it_was(model, parameters, keep_buffers=estimator.update_buffers), uncompiled(model):
+    scorer = _Scorer(model, estimator, forward or read_logits, function)
+    with preserve_state(model, parameters, estimator.update_buffers), uncompiled(model):
         _set_mode(model, estimator)
-        device = local(next(iter(parameters.values()))).device
-        shares = _read(
-            loader, estimator, device, progress, together=sharded or estimator.unit == "batch"
-        )
-        sums, count, examples, paths = measure(model, parameters, shares, estimator, score)
-    if not examples:
+        sharded = any(is_sharded(parameter) for parameter in model.parameters())
+        together = sharded or estimator.unit == "batch"
+        device = to_local(next(iter(parameters.values()))).device
+        shares = _read(loader, estimator, device, progress=progress, together=together)
+        measure = _measure_together if together else _measure_examples
+        totals = measure(parameters, scorer, shares)
+    if not totals.examples:
         raise ValueError(
-            "importance was asked for, but the loader gave no example; check the data and `samples`"
+            "importance was asked for, but the loader yielded no example; check the data and "
+            "`samples`"
         )
     values = {}
-    for number, (name, total) in enumerate(sums.items()):
-        values[name] = _finish(
-            estimator, number, wrap(total.div_(count), parameters[name].detach())
-        )
+    for number, (name, total) in enumerate(totals.sums.items()):
+        mean = from_local(total.div_(totals.count), parameters[name].detach())
+        values[name] = _finish(estimator, number, mean)
     _check_finite(values)
-    return Importance(values, estimator, examples, paths=paths)
+    return Importance(values, estimator, totals.examples, paths=totals.paths)
 
 
 def read_logits(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
-    """Return logits and target of the two common kinds of batch: a pair, or a dictionary with `labels`.
+    """Return logits and target of a pair (inputs, target) or a dictionary with `labels`.
 
-    Labels of tokens (causal and seq2seq language models, vision-language models, token classifiers) are aligned with
-    the logits that speak of them.
+    Labels of tokens (language and vision-language models, token classifiers) are aligned with the
+    logits that predict them.
     """
     if isinstance(batch, Mapping) and "labels" in batch:
         target = batch["labels"]
@@ -192,30 +202,29 @@ def read_logits(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
             return read_answers(model, batch)
         output = model(**{key: value for key, value in batch.items() if key != "labels"})
     elif isinstance(batch, (tuple, list)) and len(batch) == 2:
-        output = model(batch[0])
         target = batch[1]
+        output = model(batch[0])
     else:
-        found = (
-            f"a dictionary of {', '.join(map(str, batch))}"
-            if isinstance(batch, Mapping)
-            else type(batch).__name__
-        )
+        found = type(batch).__name__
+        if isinstance(batch, Mapping):
+            found = f"a dictionary of {', '.join(map(str, batch))}"
         raise TypeError(
             f"a batch is {found}: importance reads (inputs, target) pairs and dictionaries with "
-            "'labels'; for others give forward=lambda model, batch: (logits, target), or, as for the start and end of "
-            "an answer in a text, score=lambda model, batch: one number per example"
+            "'labels'; for others give forward=lambda model, batch: (logits, target), or, as for "
+            "the start and end of an answer in a text, score=lambda model, batch: one number per "
+            "example"
         )
     logits = getattr(output, "logits", output)
     if not isinstance(logits, Tensor):
         raise TypeError(
-            f"the model returned a {type(output).__name__} without logits; give forward=lambda model, batch: "
-            "(logits, target), or score=lambda model, batch: one number per example"
+            f"the model returned a {type(output).__name__} without logits; give forward=lambda "
+            "model, batch: (logits, target), or score=lambda model, batch: one number per example"
         )
     return logits, target
 
 
 def _choose_estimator(estimator: Estimator | None, options: Mapping[str, Any]) -> Estimator:
-    known = [field.name for field in dataclasses.fields(Estimator)]
+    known = [option.name for option in dataclasses.fields(Estimator)]
     for name in options:
         if name not in known:
             near = suggest(name, known)
@@ -228,251 +237,237 @@ def _choose_estimator(estimator: Estimator | None, options: Mapping[str, Any]) -
 def _choose_parameters(
     model: nn.Module, only: Callable[[str], bool] | None
 ) -> dict[str, nn.Parameter]:
-    """Return what is measured, by its names in the bare model."""
+    """Return the parameters to measure, by their names in the bare model."""
     if torch.is_inference_mode_enabled():
         raise RuntimeError(
             "importance needs gradients and cannot be measured inside torch.inference_mode()"
         )
-    named = (
-        (bare_name(name), parameter)
-        for name, parameter in model.named_parameters()
-        if parameter.requires_grad
-    )
-    parameters = {name: parameter for name, parameter in named if only is None or only(name)}
+    parameters = {}
+    for name, parameter in model.named_parameters():
+        name = bare_name(name)
+        if parameter.requires_grad and (only is None or only(name)):
+            parameters[name] = parameter
+            if parameter.is_meta:
+                raise ValueError(
+                    f"{name!r} is on the meta device and has no values: load the model's weights "
+                    "first"
+                )
     if not parameters:
         raise ValueError(
-            "the model has no trainable parameter; importance is measured where requires_grad is True"
-        )
-    empty = [name for name, parameter in parameters.items() if parameter.is_meta]
-    if empty:
-        raise ValueError(
-            f"{empty[0]!r} is on the meta device and has no values: load the model's weights first"
+            "the model has no trainable parameter; importance is measured where requires_grad is "
+            "True"
         )
     return parameters
-
-
-def _choose_score(
-    estimator: Estimator, function: ScoreFunction | None, forward: Forward | None
-) -> _Score:
-    """Return what gives the vectors to differentiate: of the user's own function, or of logits and target."""
-    if function is None:
-        return _LogitScore(estimator, forward or read_logits)
-    if forward is not None:
-        raise ValueError("score=function reads the batch itself: leave forward out")
-    return _OwnScore(estimator, function)
-
-
-class _Score(Protocol):
-    """Vectors [batch] whose per-example gradients, squared and added up, are the estimate for a batch."""
-
-    estimator: Estimator
-
-    def __call__(self, model: nn.Module, share: Share, before: int) -> list[Tensor]: ...
-
-
-@dataclass(frozen=True)
-class _LogitScore:
-    """The estimator's score of logits and target."""
-
-    estimator: Estimator
-    forward: Forward
-
-    def __call__(self, model: nn.Module, share: Share, before: int) -> list[Tensor]:
-        logits, target = self.forward(model, share.batch)
-        if not isinstance(logits, Tensor) or not isinstance(target, Tensor):
-            raise TypeError(
-                f"forward must give two tensors, logits and target; found a {type(logits).__name__} and a "
-                f"{type(target).__name__}"
-            )
-        position = share.number_examples(len(logits) if logits.ndim else 0, before)
-        if is_text(logits, target):
-            return [score_answers(self.estimator, logits, target, position)]
-        return list(score_examples(self.estimator, logits, target, position))
-
-
-@dataclass(frozen=True)
-class _OwnScore:
-    """A function of the user's own."""
-
-    estimator: Estimator
-    function: ScoreFunction
-
-    def __call__(self, model: nn.Module, share: Share, before: int) -> list[Tensor]:
-        vector = self.function(model, share.batch)
-        if not isinstance(vector, Tensor) or vector.ndim != 1:
-            found = (
-                list(vector.shape) if isinstance(vector, Tensor) else f"a {type(vector).__name__}"
-            )
-            name = self.estimator.function
-            raise ValueError(
-                f"score={name} must give one number per example, [batch]; found {found}"
-            )
-        return [vector]
-
-
-def _measure_examples(
-    model, parameters, shares: Iterable[Share], estimator: Estimator, score: _Score
-):
-    gradients = PerExampleGradients(model, parameters, estimator.absolute)
-    examples = 0
-    for number, share in enumerate(shares):
-        if share.rows is None or share.rows.counted:
-            with holding(share.rows):
-                examples += gradients.add(
-                    partial(_score_batch, model, share, score, number, examples)
-                )
-    counts = torch.tensor(
-        [examples], dtype=torch.float64, device=next(iter(gradients.sums.values())).device
-    )
-    sum_over_processes([*gradients.sums.values(), counts])
-    return gradients.sums, int(counts), int(counts), gradients.describe_paths()
-
-
-def _measure_batches(
-    model, parameters, shares: Iterable[Share], estimator: Estimator, score: _Score
-):
-    gradients = MeanGradients(parameters, estimator.absolute)
-    before = 0
-    for number, share in enumerate(shares):
-        with holding(share.rows):
-            (vector,) = _score_batch(model, share, score, number, before)
-            gradients.add_mean(vector, share.rows is None or share.rows.counted)
-        before += len(vector)
-    return gradients.sums, gradients.batches, gradients.examples, dict.fromkeys(parameters, "batch")
-
-
-def _measure_sharded(
-    model, parameters, shares: Iterable[Share], estimator: Estimator, score: _Score
-):
-    """One backward pass per example, of all processes together: a sharded weight has its gradient only in the sum."""
-    gradients = MeanGradients(parameters, estimator.absolute)
-    before = 0
-    for number, share in enumerate(shares):
-        with holding(share.rows):
-            vectors = _score_batch(model, share, score, number, before)
-            gradients.add_each(vectors, share.rows is None or share.rows.counted)
-        before += len(vectors[0])
-    return (
-        gradients.sums,
-        gradients.examples,
-        gradients.examples,
-        dict.fromkeys(parameters, "network"),
-    )
-
-
-def _score_batch(
-    model: nn.Module, share: Share, score: _Score, number: int, before: int
-) -> list[Tensor]:
-    vectors = score(model, share, before)
-    if not all(vector.isfinite().all() for vector in vectors):
-        raise FloatingPointError(
-            f"the {score.estimator.score} score of batch {number} is not finite; importance was not measured and the "
-            "model is as it was: look for diverged weights (a lower learning rate) or broken inputs"
-        )
-    return vectors
-
-
-def _read(
-    loader: Iterable, estimator: Estimator, device: torch.device, progress: bool, together: bool
-):
-    """This process's part of every batch; `together` if all processes must come to each of them."""
-    alone = process_rank()[1] == 1
-    if estimator.unit == "example":
-        shares = share_loader(loader, estimator.samples, estimator.seed)
-    else:
-        shares = None if alone else share_batches(loader, estimator.samples)
-    if shares is None:
-        batches = loader if estimator.samples is None else _take(loader, estimator.samples)
-        shares = join_batches(batches, device) if together and not alone else map(Share, batches)
-        total = len(batches) if isinstance(batches, Sized) and not _is_stream(batches) else None
-    else:
-        total = len(shares)
-    for share in tqdm(
-        shares, "importance", total, unit="batch", leave=False, disable=None if progress else True
-    ):
-        yield dataclasses.replace(share, batch=send_to_device(share.batch, device))
-
-
-def _is_stream(batches: Any) -> bool:
-    return isinstance(batches, DataLoader) and not isinstance(
-        batches.dataset, Sized
-    )  # its length is an error
-
-
-def _take(loader: Iterable, samples: int | float) -> Iterator[Any]:
-    """Whole batches until the budget is reached, from data that can only be read as they come."""
-    data = getattr(loader, "dataset", None)
-    if not isinstance(loader, DataLoader) or not hasattr(data, "__len__") or not loader.batch_size:
-        raise ValueError(
-            "a sample budget needs a DataLoader with a known length and batch size; "
-            "give one, or pass exactly the batches to measure"
-        )
-    wanted, world = budget(samples, len(data)), process_rank()[1]
-    return itertools.islice(loader, math.ceil(wanted / (loader.batch_size * world)))
-
-
-def _set_mode(model: nn.Module, estimator: Estimator) -> None:
-    model.train(estimator.mode == "train")
-    norms = {
-        name: module
-        for name, module in model.named_modules()
-        if isinstance(module, nn.modules.batchnorm._BatchNorm)
-        and (module.training or module.running_mean is None)
-    }
-    if estimator.unit == "example" and norms:
-        raise ValueError(
-            f"BatchNorm that normalises by the batch makes examples depend on each other ({_list(norms)}): unit "
-            "'example' is not defined there; use mode 'eval' with running statistics, or unit 'batch'"
-        )
-    apart = {
-        name: m for name, m in norms.items() if not isinstance(m, (BatchNorm2d, nn.SyncBatchNorm))
-    }
-    if apart and process_rank()[1] > 1:
-        raise ValueError(
-            f"BatchNorm that normalises by one process's rows does not see the whole batch ({_list(apart)}): use mode "
-            "'eval', mcit.parallel.global_batch.BatchNorm2d, nn.SyncBatchNorm on GPUs, or measure in one process"
-        )
-
-
-def _list(names: Iterable[str]) -> str:
-    names = list(names)
-    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-
-
-def _finish(estimator: Estimator, number: int, value: Tensor) -> Tensor:
-    if estimator.cap is not None:
-        local(value).clamp_(max=estimator.cap)
-    if estimator.shuffle:
-        generator = torch.Generator().manual_seed(estimator.seed + number)
-        full = whole(value)
-        order = torch.randperm(full.numel(), generator=generator).to(full.device)
-        value = wrap(cut(full.flatten()[order].view_as(full), value), value)
-    return value
-
-
-def _check_finite(values: Mapping[str, Tensor]) -> None:
-    broken = {
-        name: torch.logical_not(local(value).isfinite()).any() for name, value in values.items()
-    }
-    if float(combine((values[name], wrong) for name, wrong in broken.items())):
-        names = [name for name, wrong in broken.items() if wrong]
-        raise FloatingPointError(
-            f"importance is not finite in {len(names)} of {len(values)} parameters, first {_list(names[:1])}; nothing "
-            "was changed: the squared gradients overflowed, look for diverged weights"
-        )
 
 
 def _unwrap(model: nn.Module) -> nn.Module:
     if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
         raise ValueError(
-            "the model is sharded by FSDP1, which flattens its parameters: importance needs FSDP2 (fully_shard, or "
-            "fsdp_version: 2 for accelerate), or a copy of the model that is not sharded"
+            "the model is sharded by FSDP1, which flattens its parameters: importance needs FSDP2 "
+            "(fully_shard, or fsdp_version: 2 for accelerate), or a copy of the model that is not "
+            "sharded"
         )
     while True:
         if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
             model = model.module
         elif type(model).__name__ == "OptimizedModule":
-            # what torch.compile(model) returns; by its name, because importing the class takes a second
-            model = model._orig_mod
+            # the result of torch.compile(model); importing its class would take a second
+            model = model.get_submodule("_orig_mod")
         else:
             return model
+
+
+def _set_mode(model: nn.Module, estimator: Estimator) -> None:
+    model.train(estimator.mode == "train")
+    norms = {}
+    for name, module in model.named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and (
+            module.training or module.running_mean is None
+        ):
+            norms[name] = module
+    if norms and estimator.unit == "example":
+        raise ValueError(
+            "BatchNorm that normalizes by the batch makes examples depend on each other "
+            f"({list_first(list(norms))}): unit 'example' is not defined there; use mode 'eval' "
+            "with running statistics, or unit 'batch'"
+        )
+    global_norms = (BatchNorm2d, nn.SyncBatchNorm)
+    apart = [name for name, module in norms.items() if not isinstance(module, global_norms)]
+    if apart and process_rank()[1] > 1:
+        raise ValueError(
+            "BatchNorm that normalizes by one process's rows does not see the whole batch "
+            f"({list_first(apart)}): use mode 'eval', mcit.parallel.global_batch.BatchNorm2d, "
+            "nn.SyncBatchNorm on GPUs, or measure in one process"
+        )
+
+
+# --- reading data
+
+
+def _read(
+    loader: Iterable, estimator: Estimator, device: torch.device, progress: bool, together: bool
+) -> Iterator[BatchPart]:
+    """Yield this process's part of every batch; all processes come to each if `together`."""
+    alone = process_rank()[1] == 1
+    parts: Any = None
+    if estimator.unit == "example":
+        parts = read_in_order(loader, estimator.samples, estimator.seed)
+    elif isinstance(loader, SplitLoader) or not alone:
+        parts = read_batches(loader, estimator.samples)
+    total = _count(parts)
+    if parts is None:
+        batches = loader if estimator.samples is None else _take(loader, estimator.samples)
+        total = _count(batches)
+        parts = map(BatchPart, batches) if alone or not together else join_batches(batches, device)
+    # None: in a terminal only
+    hidden = None if progress else True
+    for part in tqdm(parts, "importance", total, unit="batch", leave=False, disable=hidden):
+        yield dataclasses.replace(part, batch=send_to_device(part.batch, device))
+
+
+def _count(batches: Any) -> int | None:
+    """Return the number of batches, or None if it is not known."""
+    try:
+        return len(batches)
+    except TypeError:
+        return None
+
+
+def _take(loader: Iterable, samples: int | float) -> Iterator[Any]:
+    """Return whole batches until the budget is reached, from data that cannot be indexed."""
+    data = getattr(loader, "dataset", None)
+    if not isinstance(loader, DataLoader) or not isinstance(data, Sized) or not loader.batch_size:
+        raise ValueError(
+            "a sample budget needs a DataLoader with a known length and batch size; "
+            "give one, or pass exactly the batches to measure"
+        )
+    examples = loader.batch_size * process_rank()[1]
+    return itertools.islice(loader, math.ceil(budget(samples, len(data)) / examples))
+
+
+# --- the pass
+
+
+@dataclass(frozen=True)
+class _Scorer:
+    """Scores of a batch: vectors [batch] whose per-example gradients make up the estimate."""
+
+    model: nn.Module
+    estimator: Estimator
+    forward: Forward
+    function: ScoreFunction | None
+
+    def __call__(self, part: BatchPart, number: int, before: int) -> list[Tensor]:
+        """Score batch `number`, which comes after `before` examples of this process."""
+        if self.function is None:
+            vectors = self._score_logits(part, before)
+        else:
+            vectors = [self._call_function(self.function, part)]
+        if not all(vector.isfinite().all() for vector in vectors):
+            raise FloatingPointError(
+                f"the {self.estimator.score} score of batch {number} is not finite; importance was "
+                "not measured and the model is as it was: look for diverged weights (a lower "
+                "learning rate) or broken inputs"
+            )
+        return vectors
+
+    def _score_logits(self, part: BatchPart, before: int) -> list[Tensor]:
+        logits, target = self.forward(self.model, part.batch)
+        if not isinstance(logits, Tensor) or not isinstance(target, Tensor):
+            raise TypeError(
+                "forward must return two tensors, logits and target; found a "
+                f"{type(logits).__name__} and a {type(target).__name__}"
+            )
+        position = part.number_examples(len(logits) if logits.ndim else 0, before)
+        if is_text(logits, target):
+            return [score_answers(self.estimator, logits, target, position)]
+        return score_examples(self.estimator, logits, target, position)
+
+    def _call_function(self, function: ScoreFunction, part: BatchPart) -> Tensor:
+        vector = function(self.model, part.batch)
+        if isinstance(vector, Tensor) and vector.ndim == 1:
+            return vector
+        found = f"a {type(vector).__name__}"
+        if isinstance(vector, Tensor):
+            found = str(list(vector.shape))
+        raise ValueError(
+            f"score={self.estimator.function} must return one number per example, [batch]; "
+            f"found {found}"
+        )
+
+
+@dataclass(frozen=True)
+class _Totals:
+    """Sums of squares or absolute values, and how many were added up."""
+
+    sums: Mapping[str, Tensor]
+    count: int
+    examples: int
+    paths: Mapping[str, str]
+
+
+def _measure_examples(
+    parameters: dict[str, nn.Parameter], scorer: _Scorer, parts: Iterable[BatchPart]
+) -> _Totals:
+    """Return sums over examples: each process measures its own, and totals are added up."""
+    gradients = PerExampleGradients(scorer.model, parameters, scorer.estimator.absolute)
+    examples = 0
+    for number, part in enumerate(parts):
+        if part.counted:
+            with global_batch_rows(part.rows):
+                examples += gradients.add(partial(scorer, part, number, examples))
+    sums = gradients.sums
+    device = next(iter(sums.values())).device
+    count = torch.tensor([examples], dtype=torch.float64, device=device)
+    sum_over_processes([*sums.values(), count])
+    return _Totals(sums, int(count), int(count), gradients.describe_paths())
+
+
+def _measure_together(
+    parameters: dict[str, nn.Parameter], scorer: _Scorer, parts: Iterable[BatchPart]
+) -> _Totals:
+    """Return sums over batch means, or over the examples of a sharded model.
+
+    All processes take part in each gradient: a sharded weight has one only in their sum.
+    """
+    by_batch = scorer.estimator.unit == "batch"
+    gradients = MeanGradients(parameters, scorer.estimator.absolute)
+    before = 0
+    for number, part in enumerate(parts):
+        with global_batch_rows(part.rows):
+            vectors = scorer(part, number, before)
+            if by_batch:
+                gradients.add_mean(vectors[0], part.counted)
+            else:
+                gradients.add_each(vectors, part.counted)
+        before += len(vectors[0])
+    count = gradients.batches if by_batch else gradients.examples
+    path = "batch" if by_batch else "network"
+    return _Totals(gradients.sums, count, gradients.examples, dict.fromkeys(parameters, path))
+
+
+def _finish(estimator: Estimator, number: int, value: Tensor) -> Tensor:
+    """Return the importance of the `number`-th parameter, capped and shuffled if asked for."""
+    if estimator.cap is not None:
+        to_local(value).clamp_(max=estimator.cap)
+    if not estimator.shuffle:
+        return value
+    generator = torch.Generator().manual_seed(estimator.seed + number)
+    whole = full(value)
+    order = torch.randperm(whole.numel(), generator=generator).to(whole.device)
+    shuffled = whole.flatten()[order].view_as(whole)
+    return from_local(shard_like(shuffled, value), value)
+
+
+def _check_finite(values: Mapping[str, Tensor]) -> None:
+    wrong = []
+    for value in values.values():
+        wrong.append((value, torch.logical_not(to_local(value).isfinite()).any()))
+    # every process raises if one of them has found something
+    if float(reduce_parts(wrong)):
+        names = [name for name, (_, found) in zip(values, wrong, strict=True) if found]
+        raise FloatingPointError(
+            f"importance is not finite in {len(names)} of {len(values)} parameters, first "
+            f"{list_first(names[:1])}; nothing was changed: the squared gradients overflowed, look "
+            "for diverged weights"
+        )

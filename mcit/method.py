@@ -1,43 +1,61 @@
-"""What a method is: a dataclass whose fields are its hyper-parameters, and a few hooks that do nothing by default."""
+"""The contract of a method: a dataclass of hyper-parameters, with hooks that do nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch import Tensor
 
-from mcit.config import to_dict
-from mcit.task import Batch, Recipe, Task
+from mcit.config.schema import ModelConfig
+from mcit.task import Batch, Output, Recipe, Split, Task
+
+if TYPE_CHECKING:
+    from mcit.consolidation import Diagnosis
+    from mcit.importance import Importance
+    from mcit.models.learner import Learner
+    from mcit.parallel.loading import SplitLoader
+
+
+class Classifier(Protocol):
+    """Scores [batch, classes] from features [batch, width], the largest for the predicted class."""
+
+    def __call__(self, features: Tensor) -> Tensor: ...
+
+
+class Loading(Protocol):
+    """Reads the examples of a task's split."""
+
+    def __call__(self, task: Task, split: Split) -> SplitLoader: ...
 
 
 @dataclass
 class Step:
     """One optimizer step, as hooks see it."""
 
-    number: int  # from 0, within the task
+    # from 0, within the task
+    number: int
     total: int
     learning_rate: float
     recipe: Recipe
-    logged: bool  # whether figures that cost time are wanted now
-    figures: dict[str, float] = field(
-        default_factory=dict
-    )  # what the progress bar and the log show
+    # compute expensive statistics on this step
+    logged: bool
+    # shown by the progress bar and written to the log
+    statistics: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass
 class Stage:
     """Where a run is: the learner, the tasks, and which of them is being learned."""
 
-    learner: nn.Module
+    learner: Learner
     tasks: Sequence[Task]
     index: int
     seed: int
-    loader: Callable[
-        [Task, str], DataLoader
-    ]  # of a task's split, whole; the training split shuffled
+    # `load(task, "train")` in shuffled batches, `load(task, "plain")` without augmentation in file
+    # order
+    load: Loading
     progress: bool = False
 
     @property
@@ -52,47 +70,93 @@ class Stage:
     def later(self) -> Sequence[Task]:
         return self.tasks[self.index + 1 :]
 
+    @property
+    def head_widens(self) -> bool:
+        """Whether a later task adds outputs to this task's head."""
+        return any(task.head.name == self.task.head.name for task in self.later)
+
+    def is_shared(self, name: str) -> bool:
+        """Whether later tasks use the parameter: it is the backbone's, or of a head that widens."""
+        head = self.learner.head_of(name)
+        if head is None:
+            return True
+        return head == self.task.head.name and self.head_widens
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a method found at the end of a task."""
+
+    importance: Importance | None = None
+    # how stiff the penalty is from now on
+    diagnosis: Diagnosis | None = None
+    notes: Sequence[str] = ()
+    warnings: Sequence[str] = ()
+
 
 @dataclass
 class Method:
-    """A continual-learning method. A file in `mcit/methods/` defines exactly one; the file's name is its label.
+    """A continual-learning method; a file in `mcit/methods/` defines one and has its name.
 
-    The hooks arrive in this order for every task: begin_task, tasks_to_fit, then for every optimizer step extra_loss,
-    before_clip and after_step, then end_task; and before_scoring for every task that is scored.
+    The hooks of a task come in this order: begin_task, tasks_to_fit, begin_fit; for every optimizer
+    step prepare_batch, loss, extra_loss, on_gradients_ready, after_step and extra_batch; end_task;
+    classifier, before_scoring for every task that is scored, after_scoring.
     """
 
     name: ClassVar[str]
-    looks_ahead: ClassVar[bool] = (
-        True  # whether the tasks to come can change what it does with this one
-    )
+    # Whether the steps of the first task are those of finetuning, so that runs can share them.
+    first_task_is_finetuning: ClassVar[bool] = False
 
-    def find_problems(self, tasks: Sequence[Task]) -> list[str]:
-        """Why the method cannot learn these tasks, if so; asked before anything is built or written."""
+    def find_problems(self, tasks: Sequence[Task], model: ModelConfig) -> list[str]:
+        """Return why the method cannot learn these tasks with this model; nothing is built yet."""
         return []
 
-    def begin_task(self, stage: Stage) -> None:
-        """The learner has its head for the task, and only that head trains; no step has been taken."""
+    def begin_task(self, stage: Stage) -> Sequence[str]:
+        """Prepare for a task and return warnings.
+
+        The learner has its head for the task, and only that head trains; no step has been taken.
+        """
+        return ()
 
     def tasks_to_fit(self, stage: Stage) -> Sequence[Task]:
-        """What is trained on at this stage."""
+        """Return the tasks to train on at this stage."""
         return [stage.task]
 
-    def extra_loss(self, stage: Stage, batch: Batch, logits: Tensor) -> Tensor | None:
-        """A term that autograd must see, such as distillation; a quadratic penalty belongs in `before_clip`."""
+    def begin_fit(self, stage: Stage) -> None:
+        """The learner is in train mode and the first step is about to be taken."""
+
+    def prepare_batch(self, stage: Stage, task: Task, batch: Batch) -> Batch:
+        """Return the batch to train on, on the device: rotated images, pseudo-examples."""
+        return batch
+
+    def loss(self, stage: Stage, task: Task, batch: Batch, output: Output) -> Tensor:
+        """Return the loss of a batch, by default the task's."""
+        return task.loss(output.logits, batch)
+
+    def extra_loss(self, stage: Stage, batch: Batch, output: Output) -> Tensor | None:
+        """Return a term that autograd must see, such as distillation.
+
+        The gradient of a quadratic penalty belongs in `on_gradients_ready`.
+        """
         return None
 
     def extra_batch(self, stage: Stage, step: Step) -> tuple[Task, Batch] | None:
-        """A batch of another task to take one more step on, with the same optimizer."""
+        """Return a batch of another task to take one more step on, with the same optimizer."""
         return None
 
-    def before_clip(self, stage: Stage, step: Step) -> None:
-        """Gradients are synchronised, unscaled and not yet clipped: the place for a penalty's gradient."""
+    def on_gradients_ready(self, stage: Stage, step: Step) -> None:
+        """Add a penalty's gradient: gradients are synchronized, unscaled and not yet clipped."""
 
     def after_step(self, stage: Stage, step: Step) -> None:
         """The optimizer has moved the weights."""
 
-    def end_task(self, stage: Stage) -> None:
-        """The weights are final for the task: measure importance, fill a buffer."""
+    def end_task(self, stage: Stage) -> Outcome:
+        """Measure importance or fill a buffer: the weights are final for the task."""
+        return Outcome()
+
+    def classifier(self, stage: Stage) -> Classifier | None:
+        """Return what answers from features when tasks are scored; None for the learner's head."""
+        return None
 
     def before_scoring(self, stage: Stage, task: Task) -> None:
         """`task`, of those seen, is about to be scored."""
@@ -101,40 +165,31 @@ class Method:
         """All tasks seen have been scored."""
 
     def state_dict(self) -> Mapping[str, Any]:
-        """All that a resumed run needs, tensors and JSON values only; asked for between steps and between tasks."""
+        """Return all that a resumed run needs, tensors and JSON values only.
+
+        It is asked for between steps and between tasks.
+        """
         return {}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The counterpart of `state_dict`.
+    def restore(self, stage: Stage, state: Mapping[str, Any]) -> None:
+        """Take up a state where it was saved, inside or after the task of `stage`.
 
-        Within a task it arrives just before the task's begin_task, when the learner has the heads and adapters of
-        the tasks before and not yet its weights, so that what begin_task takes from the weights must be in the state
-        too; between two tasks it arrives before the next begin_task.
+        It comes instead of begin_task and replaces whatever the method held. The learner is as it
+        was: heads, adapters, weights, and which of them train.
         """
 
-    def key(self, stage: Stage) -> Mapping[str, Any]:
-        """What of the method decides a stage, besides all before it: a stage cache goes by it."""
-        later = list(stage.later) if self.looks_ahead else []
-        return {"name": self.name, "options": to_dict(self), "later": later}
+    def explain_divergence(self, recipe: Recipe) -> list[str]:
+        """Return lines on what of the method may have made training diverge."""
+        return []
 
-    def fit_key(self, stage: Stage) -> Mapping[str, Any] | None:
-        """What of the method decides the steps alone: nothing ({}) where it trains as finetuning does.
-
-        None where they are not shared with other methods or options.
-        """
-        return None
-
-    def fit_state(self) -> Mapping[str, Any]:
-        """What steps that are shared leave in the method itself."""
-        return {}
-
-    def load_fit_state(self, state: Mapping[str, Any]) -> None:
-        """The steps after begin_task were taken elsewhere; the learner has the weights they led to."""
+    def examples_read(self, stage: Stage) -> int:
+        """Return how many examples `end_task` reads, for estimates of time."""
+        return 0
 
     def describe(self) -> str:
-        """One line for reports: what is measured and how it is held. Write it: only the method itself knows."""
+        """Return one line for reports: what is measured and how it is held."""
         return "no description"
 
     def bytes_held(self) -> int:
-        """Memory that the method adds."""
+        """Return the memory that the method adds between tasks."""
         return 0

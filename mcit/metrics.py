@@ -1,7 +1,7 @@
 """The score matrix of a sequence and all that derives from it: pure functions of percentages.
 
-Tasks count from 0 here. A value that is undefined, such as forgetting what never rose above chance, is None; so is an
-average over values of which one is undefined.
+Tasks count from 0 here. A value that is undefined, such as forgetting what never rose above chance,
+is None; so is an average over values of which one is undefined.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ Baseline = Literal["chance", "measured"]
 class ScoreMatrix:
     """`rows[t][j]`: the score on task j once task t was learned, j up to t, in percent.
 
-    There may be fewer rows than tasks: the sequence is then under way. `before[j]` is the score on task j just before
-    it was learned, None where it was not measured. `seen[t]` is given where the average over all tasks seen is not the
-    mean of the row, as for pooled classes; `old[t]` likewise, over all tasks before t, None for the first.
-    `class_incremental` says that one classifier answers among all classes seen so far: chance then falls with every
-    class that is added, and a task can lose all of its score.
+    There may be fewer rows than tasks: the sequence is then under way. `before[j]` is the score on
+    task j just before it was learned, None where it was not measured. `seen[t]` is given where the
+    average over all tasks seen is not the mean of the row, as for pooled classes; `old[t]`
+    likewise, over all tasks before t, None for the first. `class_incremental` says that one
+    classifier answers among all classes seen so far: chance then falls with every class that is
+    added, and a task can lose all of its score.
     """
 
     tasks: tuple[str, ...]
@@ -48,7 +49,7 @@ class ScoreMatrix:
         before: float | None = None,
         old: float | None = None,
     ) -> ScoreMatrix:
-        """The matrix with the scores after one more task; `before` is that task's own score before it was learned."""
+        """Return the matrix with one more row; `before`: the task's score before it was learned."""
         known = _pad(self.before, len(self.rows))
         return replace(
             self,
@@ -77,7 +78,7 @@ class ScoreMatrix:
 
 def average_seen(matrix: ScoreMatrix) -> tuple[float, ...]:
     """A_t: the average over the tasks seen, after each task."""
-    return matrix.seen or tuple(_mean(row) for row in matrix.rows)
+    return matrix.seen or tuple(math.fsum(row) / len(row) for row in matrix.rows)
 
 
 def score_when_learned(matrix: ScoreMatrix) -> tuple[float, ...]:
@@ -86,7 +87,7 @@ def score_when_learned(matrix: ScoreMatrix) -> tuple[float, ...]:
 
 
 def average_old(matrix: ScoreMatrix) -> tuple[float | None, ...]:
-    """A_old: the average over all earlier tasks, after each task; None for the first, which has none."""
+    """Return A_old: the average over all earlier tasks, after each task; None for the first."""
     return matrix.old or tuple(_mean(row[:-1]) for row in matrix.rows)
 
 
@@ -125,11 +126,11 @@ def forgetting(matrix: ScoreMatrix) -> float | None:
 def forgetting_transfer(
     matrix: ScoreMatrix, baseline: Baseline = "chance"
 ) -> tuple[tuple[float | None, ...], ...]:
-    """Return 100 (a_jj - a_tj) / (a_jj - floor_j) for every earlier task j of every row t, in percent.
+    """Return 100 (a_jj - a_tj) / (a_jj - floor_j) for every earlier task j of every row t.
 
-    The floor is the chance level, as in CLiMB's tables, and 0 of class-incremental tasks: a classifier over all classes
-    can score nothing on the old ones, and a share of more than all could not be read. With the baseline `measured` it
-    is the score before the task was learned.
+    The floor is the chance level, as in CLiMB's tables, and 0 of class-incremental tasks: a
+    classifier over all classes can score nothing on the old ones, and a share of more than all
+    could not be read. With the baseline `measured` it is the score before the task was learned.
     """
     learned = score_when_learned(matrix)
     floor = find_floor(matrix) if baseline == "chance" else _pad(matrix.before, len(learned))
@@ -143,21 +144,21 @@ def forgetting_transfer(
 
 
 def find_floor(matrix: ScoreMatrix) -> tuple[float, ...]:
-    """Return the score of each task at which nothing of it is left: chance, or 0 of class-incremental tasks."""
+    """Return the score at which nothing of a task is left: chance, or 0 if class-incremental."""
     return (0.0,) * len(matrix.tasks) if matrix.class_incremental else matrix.chance
 
 
 def forgetting_transfer_average(
     matrix: ScoreMatrix, baseline: Baseline = "chance"
 ) -> tuple[float | None, ...]:
-    """The mean of each row of `forgetting_transfer`; None for the first row, which has nothing to forget."""
+    """Return the mean of each row of `forgetting_transfer`; None for the first row."""
     return tuple(_mean(row) for row in forgetting_transfer(matrix, baseline))
 
 
 def knowledge_transfer(
     matrix: ScoreMatrix, single: Mapping[str, float]
 ) -> tuple[float | None, ...]:
-    """100 (a_jj - single_j) / (single_j - chance_j): what the sequence gave over learning task j alone, in percent.
+    """Return 100 (a_jj - single_j) / (single_j - chance_j): the gain over learning j alone.
 
     None for a task whose score alone is not in `single`, or is not above chance.
     """
@@ -233,11 +234,13 @@ def _check_lengths(matrix: ScoreMatrix) -> list[str]:
         problems.append(f"{tasks} tasks cannot have {len(matrix.before)} scores from before")
     if len(matrix.seen) not in (0, rows):
         problems.append(
-            f"{rows} rows need as many averages over what was seen, or none; found {len(matrix.seen)}"
+            f"{rows} rows need as many averages over what was seen, or none; found "
+            f"{len(matrix.seen)}"
         )
     if len(matrix.old) not in (0, rows):
         problems.append(
-            f"{rows} rows need as many averages over earlier tasks, or none; found {len(matrix.old)}"
+            f"{rows} rows need as many averages over earlier tasks, or none; found "
+            f"{len(matrix.old)}"
         )
     return problems
 

@@ -1,4 +1,4 @@
-"""Tensors by name: whether they fit a model, and the safetensors files that hold them."""
+"""Tensors by parameter name: whether they fit a model, and the safetensors files that hold them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from mcit.errors import FolderError
-from mcit.parallel.sharded import is_sharded, whole
+from mcit.parallel.sharded import full, is_sharded
 
-# What torch.compile puts into the names of a model that it has wrapped.
+# what torch.compile puts into the parameter names of a model that it has wrapped
 COMPILED = "_orig_mod."
 
 
@@ -25,68 +25,81 @@ def bare_name(name: str) -> str:
     return name.replace(COMPILED, "")
 
 
+def list_first(names: list[str]) -> str:
+    """Return the first three names, and dots if there are more."""
+    if len(names) > 3:
+        names = [*names[:3], "..."]
+    return ", ".join(names)
+
+
 def fingerprint(tensors: Mapping[str, Tensor]) -> str:
-    """A digest of parameter names and shapes."""
+    """Return a digest of names and shapes."""
     lines = sorted(f"{name} {list(tensor.shape)}" for name, tensor in tensors.items())
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def digest(tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> str:
-    """Return a digest of the metadata and of names, types, shapes and every value of the tensors."""
-    found = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
+    """Return a digest of the metadata and of name, type, shape and values of every tensor."""
+    result = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
     for name in sorted(tensors):
         tensor = tensors[name].contiguous()
-        found.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
-        found.update(tensor.flatten().view(torch.uint8).numpy().data)
-    return found.hexdigest()
+        header = f"{name} {tensor.dtype} {list(tensor.shape)}\n"
+        result.update(header.encode())
+        result.update(tensor.flatten().view(torch.uint8).numpy().data)
+    return result.hexdigest()
 
 
 def check_same_parameters(
     what: str, found: Mapping[str, Tensor], expected: Mapping[str, Tensor]
 ) -> None:
-    """Raise an error that lists the first differences in names and shapes."""
+    """Raise a ValueError that lists the first differences in names and shapes."""
     differences = [f"{name} is missing" for name in expected if name not in found]
     differences += [f"{name} is not in the model" for name in found if name not in expected]
     for name in found.keys() & expected.keys():
-        if found[name].shape != expected[name].shape:
-            differences.append(
-                f"{name} is {list(found[name].shape)}, the model has {list(expected[name].shape)}"
-            )
-    if differences:
-        more = f"; and {len(differences) - 5} more" if len(differences) > 5 else ""
-        raise ValueError(
-            f"{what} does not fit this model: {'; '.join(sorted(differences)[:5])}{more}"
-        )
+        here = list(found[name].shape)
+        there = list(expected[name].shape)
+        if here != there:
+            differences.append(f"{name} is {here}, the model has {there}")
+    if not differences:
+        return
+    listed = sorted(differences)[:5]
+    if len(differences) > 5:
+        listed.append(f"and {len(differences) - 5} more")
+    raise ValueError(f"{what} does not fit this model: {'; '.join(listed)}")
 
 
 def write_tensors(
     tensors: Mapping[str, Tensor], path: str | Path, about: Mapping[str, str]
 ) -> None:
-    """Write whole tensors as a safetensors file, which appears complete or not at all.
+    """Write full tensors as a safetensors file, which appears complete or not at all.
 
-    Where any tensor is sharded all processes must call, and the first writes.
+    If any tensor is sharded, every process must call, and the first writes.
     """
-    shared = any(is_sharded(tensor) for tensor in tensors.values())
-    writes = not shared or dist.get_rank() == 0
+    sharded = any(is_sharded(tensor) for tensor in tensors.values())
+    writes = not sharded or dist.get_rank() == 0
     gathered = {}
     for name, tensor in tensors.items():
-        full = whole(tensor.detach())  # one at a time: the others need not hold all of it
+        # one at a time: processes that do not write never hold all of the model
+        whole = full(tensor.detach())
         if writes:
-            gathered[name] = full.cpu().contiguous()
-    if writes:
-        draft = Path(f"{path}.tmp")
-        try:
-            save_file(gathered, draft, {**about, "digest": digest(gathered, about)})
-            draft.replace(path)
-        except (OSError, SafetensorError) as error:
-            draft.unlink(missing_ok=True)
-            raise FolderError(
-                f"{path} could not be written: {getattr(error, 'strerror', None) or error}"
-            ) from error
+            gathered[name] = whole.cpu().contiguous()
+    if not writes:
+        return
+    draft = Path(f"{path}.tmp")
+    try:
+        save_file(gathered, draft, {**about, "digest": digest(gathered, about)})
+        draft.replace(path)
+    except (OSError, SafetensorError) as error:
+        draft.unlink(missing_ok=True)
+        reason = getattr(error, "strerror", None) or error
+        raise FolderError(f"{path} could not be written: {reason}") from error
 
 
 def read_tensors(path: str | Path, kind: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return the tensors and metadata of a safetensors file of the given kind; raise if any value has changed."""
+    """Return tensors and metadata of a safetensors file of the given kind.
+
+    Raise a ValueError if it is of another kind or if any value has changed since it was written.
+    """
     if not Path(path).is_file():
         raise FileNotFoundError(f"no file {str(path)!r}")
     try:
@@ -96,7 +109,8 @@ def read_tensors(path: str | Path, kind: str) -> tuple[dict[str, Tensor], dict[s
                 raise ValueError(
                     f"{path} is not a file of the format '{kind}', it says {about.get('format')!r}"
                 )
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dictionary
+            # the file is not a dictionary: it cannot be iterated itself
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise ValueError(
             f"{path} is damaged or not a safetensors file ({error}); make it again"
@@ -105,8 +119,8 @@ def read_tensors(path: str | Path, kind: str) -> tuple[dict[str, Tensor], dict[s
         raise ValueError(
             f"{path} has no digest of its values: it was written by mcit 0.1; make it again"
         )
-    noted = about.pop("digest")
-    if digest(tensors, about) != noted:
+    written = about.pop("digest")
+    if digest(tensors, about) != written:
         raise ValueError(
             f"{path} is damaged: its values are not those it was written with; make it again"
         )

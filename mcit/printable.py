@@ -1,12 +1,13 @@
-"""Text from files and libraries, made safe to print: nothing in it moves the cursor, recolors or reorders a line."""
+"""Text from files and libraries, made safe to print: nothing in it moves the cursor."""
 
 from __future__ import annotations
 
 
 def printable(text: str) -> str:
-    """Return `text` with every character that does not print replaced by its escape; line ends stay.
+    """Return `text` with characters that do not print as escapes; line ends stay.
 
-    Errors clean their own messages with it, so that what a file holds reaches no terminal and no log as it is.
+    Errors clean their own messages with it, so that what a file holds reaches no terminal and no
+    log as it is.
     """
     if text.isprintable():
         return text

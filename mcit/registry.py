@@ -1,24 +1,25 @@
 """A name is a file: find a task or a method, or say which exist.
 
-Files that ship are in `tasks/` and `mcit/methods/`; the user's own, in folders of the same names that MCIT_PATH lists.
-Names, options and summaries are read from the files without running them, so that a typo is told at once.
+Files that ship are in `tasks/` and `mcit/methods/`; the user's own are in folders of the same names
+below those that MCIT_PATH lists. Names, options and summaries are read from the files without
+running them, so that a typo is reported at once. Hyphens and underscores are the same in a name.
 """
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
+import os
 import pkgutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mcit
-from mcit.config import ConfigError, RunConfig, suggest
-from mcit.errors import McitError
-from mcit.parsing import describe_unknown_key
+from mcit.errors import ConfigError, McitError
 from mcit.sources import (
     BadFile,
     Field,
@@ -27,9 +28,15 @@ from mcit.sources import (
     explain_syntax,
     find_heirs,
     list_ancestors,
+    read_attribute,
     read_fields,
     read_summary,
 )
+from mcit.spelling import describe_unknown_key, suggest
+
+if TYPE_CHECKING:
+    from mcit.method import Method
+    from mcit.task import Task
 
 
 class UnknownName(McitError, LookupError):
@@ -40,12 +47,15 @@ class UnknownName(McitError, LookupError):
 
 
 class NameClash(ConfigError):
-    """A name that two files have, the user's and one that ships; it stops only what uses the name."""
+    """A name that two files have, the user's and one that ships; only its use is refused."""
 
 
 @dataclass(frozen=True)
-class Kind:
-    """What a name stands for: the package of its file, and the class in `mcit/task.py` or `mcit/method.py` it is."""
+class Category:
+    """What a name stands for: the package of its file, and the class it inherits from.
+
+    The contract is the class of that name in `mcit/WORD.py`.
+    """
 
     word: str
     package: str
@@ -57,158 +67,182 @@ class Kind:
         return Place(Path(mcit.__file__).with_name(f"{self.word}.py"), self.contract)
 
     def load_contract(self) -> type:
-        """Return the class that all classes of this kind inherit from."""
+        """Return the class that all classes of this category inherit from."""
         return getattr(importlib.import_module(f"mcit.{self.word}"), self.contract)
 
     def list_folders(self) -> list[Path]:
-        """Return the folders of the files: that of those which ship, then the user's own."""
-        return [
-            Path(folder) for folder in dict.fromkeys(importlib.import_module(self.package).__path__)
-        ]
+        """Return the folders of the files: the one that ships, then the user's own."""
+        folders = importlib.import_module(self.package).__path__
+        return [Path(folder) for folder in dict.fromkeys(folders)]
 
 
-TASK = Kind("task", "mcit.tasks", "Task")
-METHOD = Kind("method", "mcit.methods", "Method")
+TASK = Category("task", "mcit.tasks", "Task")
+METHOD = Category("method", "mcit.methods", "Method")
+CATEGORIES = (TASK, METHOD)
 
 
-def task_names() -> list[str]:
-    """Return the names of the files in `tasks/`, as the command line has them (`snli_ve.py` is `snli-ve`)."""
-    return list(_list_files(TASK))
+def own_folders(name: str) -> list[str]:
+    """Return the user's own folders of that name, below those that MCIT_PATH lists."""
+    listed = [folder for folder in os.environ.get("MCIT_PATH", "").split(os.pathsep) if folder]
+    folders = [Path(folder).expanduser() for folder in listed]
+    known = [category.package.rpartition(".")[2] for category in CATEGORIES]
+    problems = []
+    for folder in folders:
+        if not any((folder / kind).is_dir() for kind in known):
+            kinds = " or ".join(known)
+            problems.append(f"MCIT_PATH lists {str(folder)!r}, which has no folder {kinds}")
+    if problems:
+        raise ConfigError(problems)
+    return [str((folder / name).resolve()) for folder in folders if (folder / name).is_dir()]
 
 
-def method_names() -> list[str]:
-    """Return the names of the files in `mcit/methods/`."""
-    return list(_list_files(METHOD))
+def list_names(category: Category) -> list[str]:
+    """Return the names of a category as the command line has them."""
+    return [_display(category, stem, files) for stem, files in _list_files(category).items()]
 
 
-def find_task(name: str) -> type:
-    """Return the task class in the file of that name."""
-    return _find(TASK, name)
-
-
-def find_method(name: str) -> type:
-    """Return the method class in the file of that name."""
-    return _find(METHOD, name)
-
-
-def summarize(kind: Kind) -> dict[str, str]:
-    """Return what each task or method does in a line, the first of its file's docstring."""
-    found = {}
-    for name, files in _list_files(kind).items():
+def summarize(category: Category) -> dict[str, str]:
+    """Return a line on each name: the first of its file's docstring."""
+    summaries = {}
+    for stem, files in _list_files(category).items():
+        name = _display(category, stem, files)
         if len(files) > 1:
-            found[name] = f"cannot be used: {_describe_clash(kind, name, files)}"
+            summaries[name] = f"cannot be used: {_describe_clash(category, name, files)}"
         else:
-            found[name] = read_summary(files[0]) or "no description: its file has no docstring"
-    return found
+            summary = read_summary(files[0])
+            summaries[name] = summary or "no description: its file has no docstring"
+    return summaries
 
 
-def has_option(method: str, option: str) -> bool | None:
-    """Whether a method has an option of that name; None where its file alone does not tell, or there is none."""
-    fields = None if check_name(METHOD, method) else _read_options(METHOD, method)
-    return None if fields is None else option in fields
-
-
-def find_name_problems(config: RunConfig) -> list[str]:
-    """Return what is wrong with the names of tasks, methods and their options; nothing is imported for it."""
-    problems = [
-        problem for item in config.order for problem in check_name(TASK, item.partition(":")[0])
-    ]
-    for kind, sections in ((TASK, config.tasks), (METHOD, config.methods)):
-        for name, options in sections.items():
-            # a preset has options for many; a clash of names matters for those that are used
-            if not _clashes(kind, name):
-                problems += check_name(kind, name) or _check_options(
-                    kind, name, options, f"{kind.word}s.{name}"
-                )
-    name, options = config.method.name, config.method.options
-    problems += check_name(METHOD, name) or _check_options(METHOD, name, options, "method")
-    return list(dict.fromkeys(problems))
-
-
-def check_name(kind: Kind, name: str) -> list[str]:
-    """Return what is wrong with a name, if anything."""
-    known = _list_files(kind)
-    files = known.get(_spell(kind, name))
-    if files is None:
-        listed = ", ".join(known) or "none"
-        return [f"unknown {kind.word} {name!r}{suggest(name, known)} ({kind.word}s: {listed})"]
-    if len(files) > 1:
-        return [_describe_clash(kind, name, files)]
-    return []
-
-
-def _find(kind: Kind, name: str) -> type:
-    files = _list_files(kind).get(_spell(kind, name))
-    problems = check_name(kind, name)
+def find_class(category: Category, name: str) -> type:
+    """Return the class in the file of that name."""
+    problems = check_name(category, name)
+    files = _list_files(category).get(_normalize(name))
     if files is None:
         raise UnknownName(problems[0])
     if problems:
         raise NameClash(problems)
+    file = files[0]
+    stem = file.parent.name if file.name == "__init__.py" else file.stem
     try:
-        module = importlib.import_module(f"{kind.package}.{_stem(files[0])}")
+        module = importlib.import_module(f"{category.package}.{stem}")
     except SyntaxError as error:
         raise explain_syntax(error) from None
-    cls = _class_of(module, kind.load_contract())
-    _check_own_name(cls, kind, _spell(kind, name), files[0])
+    cls = _class_of(module, category.load_contract())
+    _check_own_name(cls, category, name, file)
     return cls
 
 
-def _class_of(module: ModuleType, contract: type) -> type:
-    # a dictionary, since a class that has a second name in its file is still one
-    found = list(
-        dict.fromkeys(
-            value
-            for value in vars(module).values()
-            if inspect.isclass(value)
-            and issubclass(value, contract)
-            and value.__module__ == module.__name__
-        )
-    )
-    if len(found) != 1:
-        names = ", ".join(cls.__name__ for cls in found) or "none"
-        raise BadFile(
-            f"{module.__file__} must define exactly one {contract.__name__} class, found {names}"
-        )
-    return found[0]
+def find_task(name: str) -> type[Task]:
+    """Return the task class of that name."""
+    return find_class(TASK, name)
 
 
-def _check_own_name(cls: type, kind: Kind, name: str, file: Path) -> None:
-    """Refuse a class that calls itself otherwise than its file: tables and commands would name it differently."""
-    # a data set that is split into tasks has a name for all of them
-    own = getattr(cls, "dataset", None) or getattr(cls, "name", None)
-    if isinstance(own, str) and own != name:
-        raise BadFile(
-            f"{file}: class {cls.__name__} is called {own!r}, but a {kind.word} is called by its file: "
-            f"write name = {name!r} in it, or rename the file"
-        )
+def find_method(name: str) -> type[Method]:
+    """Return the method class of that name."""
+    return find_class(METHOD, name)
 
 
-def _read_options(kind: Kind, name: str) -> Mapping[str, Field] | None:
-    """Return the options of a task or method, or None where its file alone does not tell."""
-    (file,) = _list_files(kind)[_spell(kind, name)]
-    heirs = find_heirs(file, kind.place)
-    if len(heirs) != 1:
-        return None
-    ours = {Path(mcit.__file__).parent, kind.list_folders()[0]}
-    own = [
-        place for place in (heirs[0], *list_ancestors(heirs[0])) if not ours & {*place.path.parents}
-    ]
-    # a task of the user's that makes its own sequence may take options that are not fields
-    if any(defines(place, "sequence") for place in own):
-        return None
-    return read_fields(heirs[0])
+def check_name(category: Category, name: str) -> list[str]:
+    """Return what is wrong with a name, if anything."""
+    files = _list_files(category).get(_normalize(name))
+    word = category.word
+    if files is None:
+        known = list_names(category)
+        listed = ", ".join(known) or "none"
+        return [f"unknown {word} {name!r}{suggest(name, known)} ({word}s: {listed})"]
+    if len(files) > 1:
+        return [_describe_clash(category, name, files)]
+    return []
 
 
-def _check_options(kind: Kind, name: str, options: Mapping[str, Any], where: str) -> list[str]:
-    fields = _read_options(kind, name)
+def check_options(
+    category: Category, name: str, options: Mapping[str, Any], where: str
+) -> list[str]:
+    """Return what is wrong with a name and the keys of its options; nothing is imported for it."""
+    problems = check_name(category, name)
+    if problems:
+        return problems
+    fields = _read_options(category, name)
     if fields is None:
         return []
     if not fields:
         return [
-            f"{kind.word} {name!r} has no options, found '{where}.{key}'; leave it out"
+            f"{category.word} {name!r} has no options, found '{where}.{key}'; leave it out"
             for key in options
         ]
     return _check_keys(fields, options, where)
+
+
+def is_ambiguous(category: Category, name: str) -> bool:
+    """Whether two files have this name."""
+    return len(_list_files(category).get(_normalize(name), [])) > 1
+
+
+def has_option(category: Category, name: str, option: str) -> bool | None:
+    """Whether a class has an option of that name; None if its file alone does not say."""
+    if check_name(category, name):
+        return None
+    fields = _read_options(category, name)
+    if fields is None:
+        return None
+    return option in fields
+
+
+def peek_attribute(category: Category, name: str, attribute: str) -> ast.expr | None:
+    """Return the value of a class attribute as it is written, inherited ones included.
+
+    Return None if the file alone does not say, or does not exist.
+    """
+    files = _list_files(category).get(_normalize(name), [])
+    if len(files) != 1:
+        return None
+    heirs = find_heirs(files[0], category.place)
+    if len(heirs) != 1:
+        return None
+    return read_attribute(heirs[0], attribute)
+
+
+def _class_of(module: ModuleType, contract: type) -> type:
+    found = {}
+    for value in vars(module).values():
+        if not inspect.isclass(value) or not issubclass(value, contract):
+            continue
+        if value.__module__ == module.__name__:
+            # by the class itself, since one may have a second name in its file
+            found[value] = value.__name__
+    if len(found) != 1:
+        names = ", ".join(found.values()) or "none"
+        raise BadFile(
+            f"{module.__file__} must define exactly one {contract.__name__} class, found {names}"
+        )
+    return next(iter(found))
+
+
+def _check_own_name(cls: type, category: Category, name: str, file: Path) -> None:
+    """Raise if a class calls itself otherwise than its file: tables and commands would disagree."""
+    # a data set that is split into tasks has a name for all of them
+    own = getattr(cls, "dataset", None) or getattr(cls, "name", None)
+    if isinstance(own, str) and _normalize(own) != _normalize(name):
+        raise BadFile(
+            f"{file}: class {cls.__name__} is called {own!r}, but a {category.word} is called by "
+            f"its file: write name = {name!r} in it, or rename the file"
+        )
+
+
+def _read_options(category: Category, name: str) -> Mapping[str, Field] | None:
+    """Return the options of a class, or None if its file alone does not say."""
+    (file,) = _list_files(category)[_normalize(name)]
+    heirs = find_heirs(file, category.place)
+    if len(heirs) != 1:
+        return None
+    ours = {Path(mcit.__file__).parent, category.list_folders()[0]}
+    lineage = [heirs[0], *list_ancestors(heirs[0])]
+    own = [place for place in lineage if not ours & {*place.path.parents}]
+    # a task of the user's that makes its own sequence may take options that are not fields
+    if any(defines(place, "sequence") for place in own):
+        return None
+    return read_fields(heirs[0])
 
 
 def _check_keys(fields: Mapping[str, Field], options: Mapping[str, Any], where: str) -> list[str]:
@@ -218,36 +252,41 @@ def _check_keys(fields: Mapping[str, Field], options: Mapping[str, Any], where: 
             problems.append(describe_unknown_key(where, key, fields))
             continue
         section = fields[key].section
-        inner = read_fields(section) if section is not None and isinstance(value, Mapping) else None
+        if section is None or not isinstance(value, Mapping):
+            continue
+        inner = read_fields(section)
         if inner is not None:
             problems += _check_keys(inner, value, f"{where}.{key}")
     return problems
 
 
-def _list_files(kind: Kind) -> dict[str, list[Path]]:
-    """Return the files of every name, in order; several where the user's own is called like one that ships."""
+def _list_files(category: Category) -> dict[str, list[Path]]:
+    """Return the files of every name; several if the user's own is called like one that ships."""
     found: dict[str, list[Path]] = {}
-    for folder in kind.list_folders():
+    for folder in category.list_folders():
         for item in pkgutil.iter_modules([str(folder)]):
+            if item.name.startswith("_"):
+                continue
             file = f"{item.name}/__init__.py" if item.ispkg else f"{item.name}.py"
-            if not item.name.startswith("_"):
-                found.setdefault(_spell(kind, item.name), []).append(folder / file)
+            found.setdefault(item.name, []).append(folder / file)
     return dict(sorted(found.items()))
 
 
-def _clashes(kind: Kind, name: str) -> bool:
-    return len(_list_files(kind).get(_spell(kind, name), [])) > 1
+def _display(category: Category, stem: str, files: list[Path]) -> str:
+    """Return the name as the class itself spells it, such as `snli-ve` of the file snli_ve.py."""
+    if len(files) > 1:
+        return stem
+    for attribute in ("dataset", "name"):
+        written = peek_attribute(category, stem, attribute)
+        if isinstance(written, ast.Constant) and isinstance(written.value, str):
+            return written.value
+    return stem
 
 
-def _describe_clash(kind: Kind, name: str, files: list[Path]) -> str:
+def _describe_clash(category: Category, name: str, files: list[Path]) -> str:
     listed = " and ".join(str(file) for file in files)
-    return f"{kind.word} {name!r} is in two files, {listed}: a name is one file, rename yours"
+    return f"{category.word} {name!r} is in two files, {listed}: a name is one file, rename yours"
 
 
-def _stem(file: Path) -> str:
-    return file.parent.name if file.name == "__init__.py" else file.stem
-
-
-def _spell(kind: Kind, name: str) -> str:
-    # Files carry the underscore Python needs; CLiMB's own keys and the literature write a hyphen for SNLI-VE.
-    return {"snli_ve": "snli-ve"}.get(name, name) if kind is TASK else name
+def _normalize(name: str) -> str:
+    return name.replace("-", "_")

@@ -1,4 +1,4 @@
-"""What a Python file says, read without running it: running one needs torch, which takes seconds to import."""
+"""Python files read without running them, since running one needs torch, which takes seconds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PLAIN_BASES = ("ABC", "object")
 
 
 class BadFile(McitError, TypeError):
-    """A file of a task or a method that cannot be used; the message names it, and the line where there is one."""
+    """A file of a task or method that cannot be used; the message names it, and the line if any."""
 
 
 @dataclass(frozen=True)
@@ -30,20 +30,21 @@ class Place:
 
 @dataclass(frozen=True)
 class Field:
-    """A name that a dataclass can be made with; `section` is where its value's own fields are, if it has any."""
+    """A field of a dataclass."""
 
     name: str
+    # where the fields of its own value are declared, if it has any
     section: Place | None
 
 
 def read_summary(path: Path) -> str:
-    """Return the first line of a file's docstring; nothing where it has none."""
+    """Return the first line of a file's docstring; an empty text if it has none."""
     text = ast.get_docstring(_parse(path)) or ""
     return text.partition("\n")[0].strip()
 
 
 def read_fields(place: Place) -> dict[str, Field] | None:
-    """Return the fields of a dataclass in their order, or None where the files of mcit and the user do not tell."""
+    """Return the fields of a dataclass in their order, or None if the files do not say."""
     node = _find_class(place)
     if node is None:
         return None
@@ -56,6 +57,23 @@ def read_fields(place: Place) -> dict[str, Field] | None:
     if _is_dataclass(node):
         fields |= {field.name: field for field in _list_own_fields(place.path, node)}
     return fields
+
+
+def read_attribute(place: Place, name: str) -> ast.expr | None:
+    """Return what a class or the nearest of its ancestors assigns to a name, as it is written."""
+    for owner in (place, *list_ancestors(place)):
+        node = _find_class(owner)
+        for statement in [] if node is None else node.body:
+            if isinstance(statement, ast.Assign):
+                targets = statement.targets
+            elif isinstance(statement, ast.AnnAssign):
+                targets = [statement.target]
+            else:
+                continue
+            names = [target.id for target in targets if isinstance(target, ast.Name)]
+            if name in names and statement.value is not None:
+                return statement.value
+    return None
 
 
 def find_heirs(path: Path, ancestor: Place) -> list[Place]:
@@ -87,7 +105,7 @@ def defines(place: Place, function: str) -> bool:
 
 
 def find_module(name: str) -> Path | None:
-    """Return the file of one of mcit's modules, or of the user's own beside them; None of any other."""
+    """Return the file of one of mcit's modules or of the user's; None of any other."""
     package, _, last = name.rpartition(".")
     if name.partition(".")[0] != "mcit":
         return None
@@ -133,7 +151,7 @@ def _find_class(place: Place) -> ast.ClassDef | None:
 
 
 def _resolve(path: Path, name: str) -> Place | None:
-    """Return where a class is defined that a file calls `name`; None where that is not one of mcit's modules."""
+    """Return where the class that a file calls `name` is defined; None outside of mcit."""
     for node in _parse(path).body:
         if isinstance(node, ast.ClassDef) and node.name == name:
             return Place(path, name)

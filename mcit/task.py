@@ -1,58 +1,104 @@
-"""What a task is: examples and how they are batched, a head, a recipe, a loss, a score and its chance level."""
+"""The contract of a task: examples and their batches, a head, a recipe, a loss, a score."""
 
 from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import Field, dataclass
+from enum import Enum
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 from torch import Tensor
-from torch.utils.data import Dataset
 
-from mcit.config import ConfigError, parse
-
-# part of the contract: what `check` raises, so that a task finds it here
-from mcit.errors import DataError as DataError
+from mcit.config.options import option
+from mcit.config.parse import parse
+from mcit.errors import ConfigError, DataError
 
 Batch = Mapping[str, Any]
-Split = Literal["train", "eval", "test"]
+# plain: the training examples without augmentation, in file order
+Split = Literal["train", "plain", "eval", "test"]
+
+
+class Track(str, Enum):
+    """The kinds of sequences; the value stands in scores.json."""
+
+    # every task has a head of its own
+    TASKS = "mcit"
+    # tasks are parts of one data set, with one head that widens and no task identity at test time
+    CLASSES = "efcil"
+    # instructions that are answered in words
+    TEXT = "instructions"
+
+
+class Examples(Protocol):
+    """Examples that are counted and read by their number, such as a `Dataset` with a length."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+class Output(NamedTuple):
+    """What a learner computes for a batch."""
+
+    # [batch, width]; several views of an example one after the other
+    features: Tensor
+    # [batch, outputs] of the head, or of the classes seen so far
+    logits: Tensor
+
+
+@dataclass(frozen=True)
+class ClassSpan:
+    """The classes of a class-incremental task: those from `known` up to, and without, `total`."""
+
+    known: int
+    total: int
 
 
 @dataclass(frozen=True)
 class DataPart:
     """One source of a task's data, so that a run which finds it changed can say so."""
 
-    name: str  # `annotations`, `images under flickr30k/flickr30k_images`
-    content: str  # a digest of what every copy has in common: the bytes, or names and sizes
-    times: str = ""  # a digest of the files' times of change, where not every byte is read
+    # such as `annotations` or `images under flickr30k/flickr30k_images`
+    name: str
+    # a digest of what every copy has in common: the bytes, or names and sizes
+    content: str
+    # a digest of the files' modification times, where not every byte is read
+    times: str = ""
 
 
 def combine_parts(parts: Sequence[DataPart], times: bool = True) -> str | None:
-    """Return one digest of all parts, None where there are none; without `times`, it is the same for every copy."""
+    """Return one digest of all parts, or None if there are none.
+
+    Without `times`, it is the same for every copy of the data.
+    """
     if not parts:
         return None
     whole = hashlib.blake2b(digest_size=16)
     for part in parts:
         noted = part.times if times else ""
-        whole.update(f"{part.name}\0{part.content}\0{noted}\n".encode("utf-8", "surrogatepass"))
+        line = f"{part.name}\0{part.content}\0{noted}\n"
+        whole.update(line.encode("utf-8", "surrogatepass"))
     return whole.hexdigest()
 
 
 @dataclass(frozen=True)
 class Head:
-    """What answers a task: tasks that name the same head share it, and it widens when `outputs` grows.
+    """The layer that answers a task; tasks that name the same head share it.
 
-    The encoder gives features [batch, views, width]: one view per image or per choice of text.
+    The backbone computes features [batch, views, width]: one view per image or per choice of text.
+    A shared head widens when `outputs` grows.
     """
 
     name: str
-    outputs: int  # logits per example
+    # logits per example
+    outputs: int
     kind: Literal["class", "multi_label", "choice"] = "class"
     layout: Literal["mlp", "linear"] = "mlp"
-    views: int = 1  # 2 for an image pair, 4 for four choices
+    # 2 for an image pair, 4 for four choices
+    views: int = 1
 
 
 @dataclass(frozen=True)
@@ -62,112 +108,182 @@ class Recipe:
     With adamw, biases and norms are not decayed; with sgd everything is, as in the EWC-DR release.
     """
 
-    epochs: int
-    batch_size: int
-    learning_rate: float
-    weight_decay: float = 0.0
-    optimizer: Literal["adamw", "sgd"] = "adamw"
-    betas: tuple[float, float] = (0.9, 0.98)
-    eps: float = 1e-8
-    momentum: float = 0.9
-    schedule: Literal["linear", "steps", "constant"] = "linear"
-    warmup: float = 0.1  # share of all steps, for `linear`
-    milestones: tuple[
-        int, ...
-    ] = ()  # epochs at which `steps` multiplies the learning rate by `factor`
-    factor: float = 0.1
+    epochs: int = option(help="passes over the training examples")
+    batch_size: int = option(help="examples per optimizer step, over all processes")
+    learning_rate: float = option(help="peak learning rate")
+    weight_decay: float = option(0.0, help="weight decay of the optimizer")
+    optimizer: Literal["adamw", "sgd"] = option("adamw", help="optimizer")
+    betas: tuple[float, float] = option((0.9, 0.98), help="of adamw")
+    eps: float = option(1e-8, help="of adamw")
+    momentum: float = option(0.9, help="of sgd")
+    schedule: Literal["linear", "steps", "constant"] = option(
+        "linear", help="course of the learning rate"
+    )
+    warmup: float = option(0.1, help="fraction of all steps with rising rate, for `linear`")
+    milestones: tuple[int, ...] = option(
+        (), help="epochs at which `steps` multiplies the rate by `factor`"
+    )
+    factor: float = option(0.1, help="of `steps`")
 
     def __post_init__(self) -> None:
+        requirements = (
+            ("epochs", "0 or more", self.epochs >= 0),
+            ("batch_size", "at least 1", self.batch_size >= 1),
+            ("learning_rate", "above 0 and finite", 0 < self.learning_rate < float("inf")),
+            ("weight_decay", "0 or more", self.weight_decay >= 0),
+            ("betas", "from 0 to below 1", all(0 <= beta < 1 for beta in self.betas)),
+            ("eps", "above 0", self.eps > 0),
+            ("momentum", "from 0 to below 1", 0 <= self.momentum < 1),
+            ("warmup", "a fraction from 0 to below 1", 0 <= self.warmup < 1),
+            ("factor", "above 0", self.factor > 0),
+        )
         problems = [
             f"recipe.{name} must be {wanted}, found {getattr(self, name)}"
-            for name, wanted, fits in (
-                ("epochs", "0 or more", self.epochs >= 0),
-                ("batch_size", "at least 1", self.batch_size >= 1),
-                ("learning_rate", "above 0 and finite", 0 < self.learning_rate < float("inf")),
-                ("weight_decay", "0 or more", self.weight_decay >= 0),
-                ("betas", "from 0 to below 1", all(0 <= beta < 1 for beta in self.betas)),
-                ("eps", "above 0", self.eps > 0),
-                ("momentum", "from 0 to below 1", 0 <= self.momentum < 1),
-                ("warmup", "a share from 0 to below 1", 0 <= self.warmup < 1),
-                ("factor", "above 0", self.factor > 0),
-            )
-            if not fits
+            for name, wanted, holds in requirements
+            if not holds
         ]
         if problems:
             raise ConfigError(problems)
 
 
 class Task(ABC):
-    """A task of a sequence. A file in `tasks/` defines exactly one, a dataclass whose fields are its options.
+    """A task of a sequence; a file in `tasks/` defines one, a dataclass of its options.
 
-    Its name on the command line is the file's name. The first field is `root`, the folder of the official files
-    (None where the data are generated), and `recipe` is one of the fields, so that a configuration can change both.
+    Its name on the command line is the file's name. The first field is `root`, the folder of the
+    official files (None if the data are generated), and `recipe` is one of the fields, so that a
+    configuration can change both.
     """
 
+    # every task is a dataclass
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
     name: str
-    chance: float  # percent, what guessing scores
     root: Path | None
     recipe: Recipe
-    head: Head  # may need the data to be known (an answer vocabulary): read it after `check`
-    embedded: ClassVar[bool] = False  # whether the benchmark that ships with mcit has data for it
-    eval_batch_size: ClassVar[int] = (
-        128  # examples that are scored at a time, unless the configuration says
-    )
+    track: ClassVar[Track] = Track.TASKS
+    # what an example shows, which the network must be able to read
+    reads: ClassVar[frozenset[str]] = frozenset({"images", "texts"})
+    # whether the benchmark that ships with mcit has data for it
+    embedded: ClassVar[bool] = False
+    # default number of examples that are scored at a time
+    eval_batch_size: ClassVar[int] = 128
+    # the name of the data set that a class-incremental task is a part of
+    dataset: ClassVar[str | None] = None
 
     @classmethod
     def sequence(cls, split: str | None, options: Mapping[str, Any], seed: int) -> list[Task]:
-        """The tasks that `name` or `name:split` in an order stands for; one, unless the task is a data set to split."""
+        """Return the tasks that `name` or `name:split` in an order stands for.
+
+        It is one task, unless the task is a data set to split.
+        """
         if split is not None:
             raise ConfigError([f"task {cls.name!r} takes no split, found '{cls.name}:{split}'"])
         return [parse(cls, options, where=f"tasks.{cls.name}")]
 
+    @property
     @abstractmethod
-    def check(self) -> None:
-        """Touch the data: every file that training and scoring will need is there and readable, or a DataError."""
+    def chance(self) -> float:
+        """Return what guessing scores, in percent."""
 
-    def fingerprint(self) -> str | None:
-        """A digest of the data that are read, of files that are not read whole their names, sizes and times of change;
-        None where there is none."""
+    @property
+    @abstractmethod
+    def head(self) -> Head:
+        """Return the head; it may depend on the data, such as an answer vocabulary.
+
+        Call `check` first.
+        """
+
+    def path(self, *names: str) -> Path:
+        """Return a path below the root."""
+        if self.root is None:
+            raise DataError(
+                f"task {self.name!r} needs the folder of its data, and none is given: "
+                "set --data-root"
+            )
+        return Path(self.root).joinpath(*names)
+
+    @property
+    def span(self) -> ClassSpan | None:
+        """Return the classes of a class-incremental task, None for any other."""
         return None
 
-    def data_parts(self) -> list[DataPart]:
-        """The same by source. A run goes on only where every part is what it was when the run began."""
-        whole = self.fingerprint()
-        return [] if whole is None else [DataPart("data", whole)]
+    def all_seen(self) -> Task | None:
+        """Return all classes up to this task's as one task; None if each has its own head."""
+        return None
 
-    def notices(self, processor: Any) -> list[str]:
-        """What a user should know about the data before they are used, a line each: records left out, a cache."""
-        return []
-
-    def describe_data(self) -> dict[str, Any]:
-        """How many records each split has and how many are left out for which reasons, for the passport."""
+    def network_defaults(self) -> Mapping[str, Any]:
+        """Return what suits the data of a network that starts from random weights: stem, width."""
         return {}
 
     @abstractmethod
-    def examples(self, split: Split) -> Dataset:
-        """The examples of a split, decoded lazily, in a fixed order."""
+    def check(self) -> None:
+        """Raise a DataError unless every file that is needed is there and readable."""
+
+    def fingerprint(self) -> str | None:
+        """Return a digest of the data, None if there is none.
+
+        Of files that are not read whole it covers names, sizes and modification times.
+        """
+        return None
+
+    def data_parts(self) -> list[DataPart]:
+        """Return the data by source; a run resumes only if every part is what it was."""
+        whole = self.fingerprint()
+        return [] if whole is None else [DataPart("data", whole)]
+
+    def data_notes(self, processor: Any) -> list[str]:
+        """Return lines to read before the data are used: records left out, a cache."""
+        return []
+
+    def describe_data(self) -> dict[str, Any]:
+        """Return how many records each split has and how many are left out for which reasons."""
+        return {}
 
     @abstractmethod
-    def collate(self, examples: Sequence[Any], processor: Any) -> Batch:
-        """A batch of tensors; runs in loader workers, with the backbone's processor where it has one."""
+    def examples(self, split: Split) -> Examples:
+        """Return the examples of a split, decoded lazily, in a fixed order."""
+
+    @abstractmethod
+    def collate(self, examples: Any, processor: Any) -> Batch:
+        """Return a batch of tensors; runs in loader workers, with the backbone's processor."""
 
     @abstractmethod
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
-        """The training loss, a mean over the batch. Later EFCIL tasks look at the new classes only."""
+        """Return the training loss, a mean over the batch.
+
+        Later class-incremental tasks look at the new classes only.
+        """
 
     @abstractmethod
     def target(self, batch: Batch) -> Tensor:
-        """What importance is measured against: class ids [batch] over all classes seen, or labels [batch, outputs]."""
+        """Return class ids [batch] over all classes seen, or soft labels [batch, outputs].
+
+        Importance is measured against them.
+        """
 
     @abstractmethod
-    def columns(self, logits: Tensor, batch: Batch) -> Mapping[str, Tensor]:
-        """What the metric needs to know of each example, first dimension the batch: `predictions`, `references`."""
+    def metric_inputs(self, predicted: Any, batch: Batch) -> Mapping[str, Any]:
+        """Return what the metric needs of each example: `predictions`, `references` and the like.
+
+        predicted: what `learner.predict` or a classifier returned, logits [batch, outputs] or
+        texts.
+        """
 
     @abstractmethod
     def metric(self) -> Any:
-        """An `evaluate.Metric` that needs no hub; its result has `score`, in percent, and may have more."""
+        """Return an `evaluate.Metric` that needs no hub; its result has `score`, in percent."""
 
+    def read_inputs(self, images: Sequence[Any], texts: Sequence[Any], processor: Any) -> Batch:
+        """Return a batch without labels, of images and texts that are not in the data."""
+        raise ConfigError([f"task {self.name!r} cannot read inputs of your own"])
 
-def is_class_incremental(tasks: Sequence[Task]) -> bool:
-    """Whether the tasks are parts of one data set that share a head: such a task says how many classes are `known`."""
-    return any(hasattr(task, "known") for task in tasks)
+    def output_names(self) -> Sequence[str] | None:
+        """Return what the outputs of the head stand for, None if they are only numbers."""
+        return None
+
+    def name_answers(self, predicted: Any) -> list[Any]:
+        """Return predictions for a reader: the names or numbers of the likeliest outputs."""
+        best = predicted.argmax(dim=-1).tolist()
+        names = self.output_names()
+        if names is None:
+            return best
+        return [names[place] for place in best]

@@ -1,10 +1,11 @@
-"""Kill a run many times, go on after each, and compare its end with that of a run that was left alone.
+"""Kill a run many times, resume it each time, and compare its end with that of a run left alone.
 
 python scripts/soak_resume.py --kills 20
-python scripts/soak_resume.py --kills 50 -- --order vqa,nlvr2 --method si --set tasks.vqa.recipe.epochs=1
+python scripts/soak_resume.py --kills 50 -- --order vqa,nlvr2 --method si
 
-What follows `--` are options of `mcit run`; without them, EWC on three small class-incremental tasks. The run is killed
-with SIGKILL at random moments: while it starts, in steps, in the importance pass, in scoring, and while it saves.
+What follows `--` are options of `mcit run`; without them, EWC on three small class-incremental
+tasks. The run is killed with SIGKILL at random moments: while it starts, in steps, in the
+importance pass, in scoring, and while it saves.
 """
 
 from __future__ import annotations
@@ -69,7 +70,8 @@ def main() -> int:
         sys.exit("the run could not be finished")
     _compare(whole, killed)
     print(
-        f"killed {done} times, and the same to the last bit: scores and {_count_weights(whole):,} weights"
+        f"killed {done} times, and the same to the last bit: scores and "
+        f"{_count_weights(whole):,} weights"
     )
     shutil.rmtree(folder)
     return 0

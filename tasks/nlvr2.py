@@ -1,4 +1,16 @@
-"""NLVR2: is a statement true of a pair of images?"""
+"""NLVR2: is a statement true of a pair of images?
+
+Suhr, Zhou, Zhang, Zhang, Bai and Artzi, A Corpus for Reasoning About Natural Language Grounded in
+Photographs, ACL 2019, https://arxiv.org/abs/1811.00491. Protocol of CLiMB (Srinivasan et al.,
+NeurIPS 2022, https://arxiv.org/abs/2206.09059).
+
+Splits   train 86,373 statements; eval is dev, 6,982; test is test1, 6,967
+Score    accuracy; `consistency` is the share of statements that are judged right of all their pairs
+Chance   50 (the larger class of dev has 50.86 %)
+
+Differs from CLiMB: images may lie in sub-folders, as they are distributed; a label that is neither
+True nor False is an error and not True; consistency, the official second metric, is computed.
+"""
 
 from __future__ import annotations
 
@@ -8,27 +20,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-import datasets
 from torch import Tensor
 
 from mcit.data.annotated import AnnotatedTask, Row, Shown, stack_labels
-from mcit.data.bad_records import BadRecords, Policy
 from mcit.data.images import file_name
+from mcit.data.problems import BadRecords
 from mcit.data.records import Record, shorten
 from mcit.data.scores import PairAccuracy
 from mcit.task import Batch, Head, Recipe
 
-RECIPE = Recipe(epochs=10, batch_size=32, learning_rate=1e-4, weight_decay=1e-2)
 _LABELS = {"false": 0, "true": 1}
 
 
 @dataclass(frozen=True)
 class Nlvr2(AnnotatedTask):
-    """Scored by accuracy; `consistency` is the share of statements that are judged right of all their pairs."""
+    """Files: nlvr2/data/{train,dev,test1}.json and nlvr2/images/{train,dev,test1}/."""
 
-    root: Path | None = None
-    recipe: Recipe = RECIPE
-    on_bad_record: Policy = "fail"
+    recipe: Recipe = Recipe(epochs=10, batch_size=32, learning_rate=1e-4, weight_decay=1e-2)
 
     name = "nlvr2"
     embedded = True
@@ -47,13 +55,14 @@ class Nlvr2(AnnotatedTask):
     sizes: ClassVar = {"train": 86373, "dev": 6982, "test1": 6967}
     image_columns = ("left", "right")
     image_key = staticmethod(file_name)
-    features: ClassVar = {
-        "id": datasets.Value("string"),
-        "left": datasets.Value("string"),
-        "right": datasets.Value("string"),
-        "sentence": datasets.Value("string"),
-        "group": datasets.Value("int64"),
-        "label": datasets.Value("int64"),
+    shown_images = 2
+    columns: ClassVar = {
+        "id": "string",
+        "left": "string",
+        "right": "string",
+        "sentence": "string",
+        "group": "int64",
+        "label": "int64",
     }
 
     def files(self, split: str) -> tuple[Path, ...]:
@@ -82,20 +91,22 @@ class Nlvr2(AnnotatedTask):
             "groups": stack_labels(examples, "group"),
         }
 
-    def columns(self, logits: Tensor, batch: Batch) -> Mapping[str, Tensor]:
-        return {**super().columns(logits, batch), "groups": batch["groups"]}
+    def metric_inputs(self, predicted: Tensor, batch: Batch) -> Mapping[str, Any]:
+        return {**super().metric_inputs(predicted, batch), "groups": batch["groups"]}
 
     def metric(self) -> PairAccuracy:
         return PairAccuracy()
+
+    def output_names(self) -> list[str]:
+        return list(_LABELS)
 
 
 def _read(record: Record, groups: dict[tuple[str, ...], int]) -> Row:
     identifier = record.get("identifier", kind=str)
     fields = identifier.split("-")
     if len(fields) != 4 or not all(re.fullmatch(r"\w+", field) for field in fields):
-        raise record.error(
-            f"'identifier' must read split-set-pair-sentence, found {shorten(identifier)}"
-        )
+        found = shorten(identifier)
+        raise record.error(f"'identifier' must read split-set-pair-sentence, found {found}")
     label = record.get("label", kind=(str, bool))
     if str(label).lower() not in _LABELS:
         raise record.error(f"'label' must be True or False, found {shorten(label)}")

@@ -1,25 +1,40 @@
-"""VCR: which of four answers to a question about people and things in an image is right, or which reason for it?"""
+"""VCR: which of four answers to a question about people and things in an image is right?
+
+Zellers, Bisk, Farhadi and Choi, From Recognition to Cognition: Visual Commonsense Reasoning, CVPR
+2019, https://arxiv.org/abs/1811.10830. Protocol of CLiMB (Srinivasan et al., NeurIPS 2022,
+https://arxiv.org/abs/2206.09059).
+
+Splits   train 212,923 questions; eval is val, 26,534; the test split has no labels
+Score    accuracy of question to answer; with `rationale`, of question and right answer to rationale
+Chance   25
+
+Objects are named in the text and marked by boxes in the image (mcit/data/boxes.py). Differs from
+CLiMB: boxes are drawn when an image is opened, from VCR's own images and metadata, where CLiMB
+reads images that another program drew (`drawn` reads those); all objects of a tag are named, where
+CLiMB keeps the last; question and choice are tokenized in parts, so that a long question cannot
+make the choices equal.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar
 
-import datasets
 from PIL import Image
 
+from mcit.config.options import option
 from mcit.data.annotated import AnnotatedTask, Row, Shown, stack_labels
-from mcit.data.bad_records import BadRecords, Policy
 from mcit.data.boxes import STYLE, draw_boxes, speak
 from mcit.data.images import ImageFolder, Picture, stays_inside, whole_name
-from mcit.data.records import BadRecord, Record, is_text, read_json, shorten
-from mcit.task import Batch, DataError, Head, Recipe
+from mcit.data.problems import BadRecord, BadRecords
+from mcit.data.records import Record, is_text, read_json, shorten
+from mcit.errors import ConfigError, DataError
+from mcit.task import Batch, Head, Recipe
 
-RECIPE = Recipe(epochs=10, batch_size=16, learning_rate=1e-4, weight_decay=1e-2)
 CHOICES = 4
 _NO_BOXES = "boxes that do not fit"
 
@@ -34,16 +49,19 @@ class MarkedPicture(Picture):
 
     @classmethod
     def of(cls, row: Row, images: ImageFolder) -> MarkedPicture:
-        plain, objects, mentioned = (
-            images.picture(row["image"]),
-            tuple(row["objects"]),
-            tuple(row["mentioned"]),
-        )
+        """Return the picture of a row."""
+        plain = images.picture(row["image"])
+        objects = tuple(row["objects"])
+        mentioned = tuple(row["mentioned"])
         # questions about the same objects of an image share a picture
         marks = json.dumps([STYLE, len(objects), [(index, objects[index]) for index in mentioned]])
         digest = hashlib.blake2b(marks.encode(), digest_size=8).hexdigest()
         return cls(
-            plain.path, f"{plain.name}#{digest}", images.find(row["metadata"]), objects, mentioned
+            path=plain.path,
+            name=f"{plain.name}#{digest}",
+            metadata=images.find(row["metadata"]),
+            objects=objects,
+            mentioned=mentioned,
         )
 
     @property
@@ -60,6 +78,7 @@ class MarkedPicture(Picture):
         self._read_boxes()
 
     def _read_boxes(self) -> tuple[list, tuple[float, float]]:
+        """Return the boxes of all objects, and the size of the image that they are for."""
         path = self.metadata
         try:
             metadata = read_json(path)
@@ -68,35 +87,34 @@ class MarkedPicture(Picture):
         boxes = metadata.get("boxes") if isinstance(metadata, dict) else None
         if not isinstance(boxes, list) or len(boxes) != len(self.objects):
             found = len(boxes) if isinstance(boxes, list) else "none"
-            text = f"{path} must have 'boxes', one for each of {len(self.objects)} objects, found {found}"
-            raise BadRecord(text, _NO_BOXES)
+            raise BadRecord(
+                f"{path} must have 'boxes', one for each of {len(self.objects)} objects, "
+                f"found {found}",
+                _NO_BOXES,
+            )
         for index in self.mentioned:
             box = boxes[index]
             if not isinstance(box, list) or len(box) < 4 or not all(map(_is_number, box[:4])):
-                raise BadRecord(
-                    f"{path}: box {index} must be [x1, y1, x2, y2, ...], found {shorten(box)}",
-                    _NO_BOXES,
-                )
-        size = metadata.get("width"), metadata.get("height")
+                text = f"{path}: box {index} must be [x1, y1, x2, y2, ...], found {shorten(box)}"
+                raise BadRecord(text, _NO_BOXES)
+        size = (metadata.get("width"), metadata.get("height"))
         if not all(_is_number(side) and side >= 1 for side in size):
-            text = f"{path} must have the image's 'width' and 'height', found {shorten(size[0])} and {shorten(size[1])}"
+            text = f"{path} must have the image's 'width' and 'height', found {shorten(size)}"
             raise BadRecord(text, _NO_BOXES)
         return boxes, size
 
 
 @dataclass(frozen=True)
 class Vcr(AnnotatedTask):
-    """Question to answer; with `rationale`, question and right answer to rationale.
+    """Files: vcr/annotation/{train,val}.jsonl and vcr/vcr1images/."""
 
-    The boxes of the objects that are spoken of are drawn as an image is opened; `drawn` takes images in
-    vcr/drawn_images/bbox/ that have them already.
-    """
-
-    root: Path | None = None
-    recipe: Recipe = RECIPE
-    rationale: bool = False
-    drawn: bool = False
-    on_bad_record: Policy = "fail"
+    recipe: Recipe = Recipe(epochs=10, batch_size=16, learning_rate=1e-4, weight_decay=1e-2)
+    rationale: bool = option(
+        False, help="ask for the rationale of the right answer instead of the answer"
+    )
+    drawn: bool = option(
+        False, help="read images in vcr/drawn_images/bbox/ that have their boxes already"
+    )
 
     parser = 2
     name = "vcr"
@@ -108,33 +126,41 @@ class Vcr(AnnotatedTask):
     splits: ClassVar = {"train": "train", "eval": "val"}
     sizes: ClassVar = {"train": 212923, "val": 26534}
     image_key = staticmethod(whole_name)
-    features: ClassVar = {
-        "id": datasets.Value("string"),
-        "image": datasets.Value("string"),
-        "metadata": datasets.Value("string"),
-        "objects": datasets.Sequence(datasets.Value("string")),
-        "mentioned": datasets.Sequence(datasets.Value("int64")),
-        "question": datasets.Value("string"),
-        "given": datasets.Value("string"),  # the right answer where its rationale is asked for
-        "choices": datasets.Sequence(datasets.Value("string"), length=CHOICES),
-        "label": datasets.Value("int64"),
+    columns: ClassVar = {
+        "id": "string",
+        "image": "string",
+        "metadata": "string",
+        "objects": ["string"],
+        "mentioned": ["int64"],
+        "question": "string",
+        # the right answer, if its rationale is asked for
+        "given": "string",
+        "choices": ["string"],
+        "label": "int64",
     }
 
     @property
     def source(self) -> str:
         if self.drawn:
             return "draw the images in vcr/drawn_images/bbox/, or set tasks.vcr.drawn=false"
-        return "unpack VCR's annotations in vcr/annotation/ and its images with their metadata in vcr/vcr1images/"
+        return (
+            "unpack VCR's annotations in vcr/annotation/ and its images with their metadata in "
+            "vcr/vcr1images/"
+        )
 
     @property
     def image_columns(self) -> tuple[str, ...]:
-        return ("image",) if self.drawn else ("image", "metadata")
+        if self.drawn:
+            return ("image",)
+        return ("image", "metadata")
 
     @property
     def picture_columns(self) -> tuple[str, ...]:
-        return ("image",) if self.drawn else ("image", "metadata", "objects", "mentioned")
+        if self.drawn:
+            return ("image",)
+        return ("image", "metadata", "objects", "mentioned")
 
-    def options(self) -> Mapping[str, Any]:
+    def table_options(self) -> Mapping[str, Any]:
         return {"rationale": self.rationale, "drawn": self.drawn}
 
     def files(self, split: str) -> tuple[Path, ...]:
@@ -143,60 +169,76 @@ class Vcr(AnnotatedTask):
     def image_place(self, split: str) -> tuple[str, ...]:
         if not self.drawn:
             return "vcr", "vcr1images"
-        names = ("vcr", "drawn_images", "bbox", split)
-        # the program that draws them and the one that made the benchmark call the folders differently
-        either = ("qar", "rationale") if self.rationale else ("qa", "answer")
-        return *names, next(
-            (name for name in either if self.path(*names, name).is_dir()), either[0]
-        )
+        folder = ("vcr", "drawn_images", "bbox", split)
+        # CLiMB and MERLOT, whose program draws them, call the folders differently
+        climb, merlot = ("qar", "rationale") if self.rationale else ("qa", "answer")
+        if self.path(*folder, merlot).is_dir() and not self.path(*folder, climb).is_dir():
+            return (*folder, merlot)
+        return (*folder, climb)
 
     def reader(self, split: str, bad: BadRecords) -> Callable[[Record], Row]:
         return self._read
 
     def pictures(self, row: Row, images: ImageFolder) -> tuple[Picture, ...]:
-        return super().pictures(row, images) if self.drawn else (MarkedPicture.of(row, images),)
+        if self.drawn:
+            return super().pictures(row, images)
+        return (MarkedPicture.of(row, images),)
 
     def example(self, row: Row, shown: Sequence[Shown]) -> Row:
-        return {
-            "image": shown[0],
-            **{name: row[name] for name in ("question", "given", "choices", "label")},
-        }
+        kept = {name: row[name] for name in ("question", "given", "choices", "label")}
+        return {"image": shown[0], **kept}
 
     def collate(self, examples: Sequence[Row], processor: Any) -> Batch:
-        # in parts, so that a text that is too long loses words of the question and the choices stay different
-        parts = [
-            (each["question"], each["given"], choice)
-            for each in examples
-            for choice in each["choices"]
-        ]
+        # in parts: a text that is too long loses words of the question, and the choices stay
+        # different
+        parts = []
+        for example in examples:
+            for choice in example["choices"]:
+                parts.append((example["question"], example["given"], choice))
         return {
             **processor.read_texts(parts),
             **processor.read_images([example["image"] for example in examples]),
             "labels": stack_labels(examples),
         }
 
+    def read_texts(self, texts: Sequence[Any], processor: Any) -> Batch:
+        """Return examples of a question and four choices as tensors."""
+        parts = []
+        for question, *choices in texts:
+            if len(choices) != CHOICES:
+                found = len(choices)
+                raise ConfigError(
+                    [f"an example of 'vcr' has a question and {CHOICES} choices, found {found}"]
+                )
+            parts += [(question, "", choice) for choice in choices]
+        return processor.read_texts(parts)
+
+    def output_names(self) -> list[str]:
+        return list("ABCD")
+
     def _read(self, record: Record) -> Row:
         objects = record.get("objects", kind=list)
         if not all(isinstance(name, str) and is_text(name) for name in objects):
             raise record.error(f"'objects' must be a list of class names, found {shorten(objects)}")
-        question, given = _read_tokens(record, record.get("question", kind=list), objects), []
+        question = _read_tokens(record, record.get("question", kind=list), objects)
+        given: list[str | list[int]] = []
         choices, label = _read_choices(record, "answer", objects)
         if self.rationale:
             given = choices[label]
             choices, label = _read_choices(record, "rationale", objects)
         identifier = record.get("annot_id", kind=str)
         if not stays_inside(identifier) or "/" in identifier:
-            raise record.error(
-                f"'annot_id' must be the name of a file, found {shorten(identifier)}"
-            )
+            found = shorten(identifier)
+            raise record.error(f"'annot_id' must be the name of a file, found {found}")
+        mentioned: set[int] = set()
+        for tokens in (question, given, *choices):
+            mentioned.update(*(token for token in tokens if isinstance(token, list)))
         return {
             "id": identifier,
             "image": f"{identifier}.jpg" if self.drawn else _read_path(record, "img_fn"),
             "metadata": "" if self.drawn else _read_path(record, "metadata_fn"),
             "objects": objects,
-            "mentioned": sorted(
-                {index for tokens in (question, given, *choices) for index in _tagged(tokens)}
-            ),
+            "mentioned": sorted(mentioned),
             "question": speak(question, objects),
             "given": speak(given, objects),
             "choices": [speak(tokens, objects) for tokens in choices],
@@ -205,7 +247,8 @@ class Vcr(AnnotatedTask):
 
 
 def _read_choices(record: Record, kind: str, objects: list[str]) -> tuple[list[list], int]:
-    choices, label = record.get(f"{kind}_choices", kind=list), record.get(f"{kind}_label", kind=int)
+    choices = record.get(f"{kind}_choices", kind=list)
+    label = record.get(f"{kind}_label", kind=int)
     if len(choices) != CHOICES:
         raise record.error(f"'{kind}_choices' must hold {CHOICES} choices, found {len(choices)}")
     if not 0 <= label < CHOICES:
@@ -214,35 +257,33 @@ def _read_choices(record: Record, kind: str, objects: list[str]) -> tuple[list[l
 
 
 def _read_tokens(record: Record, tokens: Any, objects: list[str]) -> list[str | list[int]]:
-    """Words, and lists of objects; a bare index is a list of one."""
+    """Return words, and lists of objects; a bare index is a list of one."""
     if not isinstance(tokens, list):
         raise record.error(f"a sentence must be a list of tokens, found {shorten(tokens)}")
     tokens = [[token] if type(token) is int else token for token in tokens]
     for token in tokens:
-        is_word = isinstance(token, str) and is_text(token)
-        tag = token if isinstance(token, list) else [None]
-        if not is_word and not all(
-            type(index) is int and 0 <= index < len(objects) for index in tag
-        ):
-            text = f"a token must be a word or a list of indices below {len(objects)}, found {shorten(token)}"
-            raise record.error(text, "a tag of no object")
+        if isinstance(token, list):
+            is_known = all(type(index) is int and 0 <= index < len(objects) for index in token)
+        else:
+            is_known = isinstance(token, str) and is_text(token)
+        if not is_known:
+            raise record.error(
+                f"a token must be a word or a list of indices below {len(objects)}, "
+                f"found {shorten(token)}",
+                "a tag of no object",
+            )
     return tokens
-
-
-def _tagged(tokens: Iterable[str | list[int]]) -> Iterable[int]:
-    return (index for token in tokens if isinstance(token, list) for index in token)
 
 
 def _read_path(record: Record, name: str) -> str:
     path = record.get(name, kind=str)
     if not stays_inside(path):
-        raise record.error(
-            f"{name!r} must be a path inside the image folder, found {shorten(path)}"
-        )
+        found = shorten(path)
+        raise record.error(f"{name!r} must be a path inside the image folder, found {found}")
     return str(PurePosixPath(path))
 
 
 def _is_number(value: Any) -> bool:
-    return (
-        isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e9
-    )  # not NaN either
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    # not NaN either
+    return is_number and abs(value) < 1e9

@@ -1,4 +1,21 @@
-"""VQAv2: an open question about an image, answered from a vocabulary and scored against ten annotators."""
+"""VQAv2: an open question about an image, answered from a vocabulary and scored by ten annotators.
+
+Goyal, Khot, Summers-Stay, Batra and Parikh, Making the V in VQA Matter, CVPR 2017,
+https://arxiv.org/abs/1612.00837, on COCO's images. Protocol of CLiMB (Srinivasan et al., NeurIPS
+2022, https://arxiv.org/abs/2206.09059).
+
+Splits   train is train2014, 443,757 questions; eval is val2014, 214,354
+Targets  soft scores over the vocabulary: 0.3, 0.6, 0.9 and 1 for one to four of ten votes
+Loss     binary cross-entropy, summed over the answers and averaged over the questions
+Score    mean soft score of the likeliest answer; a question without a known answer counts 0
+Chance   0
+
+The vocabulary is made of the majority answers of both splits that occur at least 9 times: 3,129 of
+the official files. Differs from CLiMB: the annotators' answers are normalized as the official
+evaluation does, where CLiMB looks raw strings up (`compat: climb` does so too); images of 2014 and
+2017 are found under either name; the vocabulary is ordered by frequency, and its size is compared
+with `answers`.
+"""
 
 from __future__ import annotations
 
@@ -9,44 +26,47 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-import datasets
 import torch
+import torch.nn.functional as F
 from torch import Tensor
-from torch.nn import functional
 
+from mcit.config.options import Kind, option
 from mcit.data import answers as vqa_answers
 from mcit.data.annotated import AnnotatedTask, Row, Shown
-from mcit.data.arrow import cache_folder, fingerprint, keep_text
-from mcit.data.bad_records import BadRecords, Policy
 from mcit.data.images import coco_id
-from mcit.data.records import BadRecord, Record, read_records
+from mcit.data.problems import BadRecord, BadRecords, UnfitSetting
+from mcit.data.records import Record, read_records
 from mcit.data.scores import SoftAccuracy
-from mcit.task import Batch, DataError, DataPart, Head, Recipe
+from mcit.data.tables import fingerprint, keep_text, open_cache
+from mcit.task import Batch, DataPart, Head, Recipe
 
-RECIPE = Recipe(epochs=10, batch_size=64, learning_rate=1e-4, weight_decay=1e-2)
-PUBLISHED = 3129  # answers in the vocabularies of the literature
+# answers in the vocabularies of the literature
+PUBLISHED = 3129
 
 
 @dataclass(frozen=True)
 class Vqa(AnnotatedTask):
-    """Ten answers a question make soft targets over the vocabulary; the score is the official soft accuracy.
+    """Files: questions and annotations in vqav2/, images in ms-coco/images/."""
 
-    The vocabulary is made of the majority answers of both splits that occur at least `minimum` times, unless a JSON
-    file is given; `answers` is how many it must hold. `compat: climb` matches answers unnormalised, as CLiMB does.
-    """
-
-    root: Path | None = None
-    recipe: Recipe = RECIPE
-    minimum: int = 9
-    vocabulary: Path | None = None
-    answers: int | None = None
-    compat: Literal["climb"] | None = None
-    on_bad_record: Policy = "fail"
+    recipe: Recipe = Recipe(epochs=10, batch_size=64, learning_rate=1e-4, weight_decay=1e-2)
+    minimum: int = option(
+        9, help="how often an answer must be the majority to enter the vocabulary"
+    )
+    vocabulary: Path | None = option(
+        None, help="JSON file of answers to use instead", kind=Kind.PLACE
+    )
+    answers: int | None = option(None, help="how many answers the vocabulary must hold")
+    compat: Literal["climb"] | None = option(
+        None, help="match answers without normalizing them, as CLiMB does"
+    )
 
     name = "vqa"
     embedded = True
     chance = 0.0
-    source = "unpack the v2 questions and annotations of visualqa.org in vqav2/ and COCO's images in ms-coco/images/"
+    source = (
+        "unpack the v2 questions and annotations of visualqa.org in vqav2/ and COCO's images in "
+        "ms-coco/images/"
+    )
     page = "https://visualqa.org/download.html (images: https://cocodataset.org/#download)"
     archives: ClassVar = {
         "v2_Questions_Train_mscoco.zip": "vqav2",
@@ -61,21 +81,24 @@ class Vqa(AnnotatedTask):
     splits: ClassVar = {"train": "train2014", "eval": "val2014"}
     sizes: ClassVar = {"train2014": 443757, "val2014": 214354}
     image_key = staticmethod(coco_id)
-    features: ClassVar = {
-        "id": datasets.Value("int64"),
-        "image": datasets.Value("int64"),
-        "question": datasets.Value("string"),
-        "majority": datasets.Value("string"),
-        "answers": datasets.Sequence(datasets.Value("string")),
-        "scores": datasets.Sequence(datasets.Value("float64")),
+    columns: ClassVar = {
+        "id": "int64",
+        "image": "int64",
+        "question": "string",
+        "majority": "string",
+        "answers": ["string"],
+        "scores": ["float64"],
     }
 
     @cached_property
     def answer_ids(self) -> dict[str, int]:
-        """Each answer of the vocabulary and its place among the outputs."""
-        known, origin = self._read_vocabulary() if self.vocabulary else self._build_vocabulary()
+        """Return each answer of the vocabulary and its place among the outputs."""
+        if self.vocabulary is None:
+            known = self._build_vocabulary()
+        else:
+            known = vqa_answers.read_vocabulary(self.vocabulary)
         if self.answers is not None and len(known) != self.answers:
-            raise DataError(self._explain_answers(len(known), origin))
+            raise self._explain_size(len(known))
         return {answer: place for place, answer in enumerate(known)}
 
     @property
@@ -86,24 +109,25 @@ class Vqa(AnnotatedTask):
         super().check()
         _ = self.answer_ids
 
-    def remarks(self) -> list[str]:
+    def doctor_notes(self) -> list[str]:
         known = len(self.answer_ids)
         if self.vocabulary is not None:
             return [f"{known:,} answers in the vocabulary {self.vocabulary}"]
-        lines = [
+        notes = [
             f"{known:,} answers in the vocabulary, each the majority {self.minimum} times at least"
         ]
         if known != PUBLISHED:
-            lines.append(
-                f"published ones have {PUBLISHED:,}: with configs/climb.yaml, add --set tasks.vqa.answers={known}"
+            notes.append(
+                f"published ones have {PUBLISHED:,}: with configs/climb.yaml, add "
+                f"--set tasks.vqa.answers={known}"
             )
-        return lines
+        return notes
 
     def data_parts(self) -> list[DataPart]:
         parts = super().data_parts()
-        if self.vocabulary is not None:
-            parts = [*parts, DataPart("vocabulary", fingerprint([self.vocabulary], {}))]
-        return parts
+        if self.vocabulary is None:
+            return parts
+        return [*parts, DataPart("vocabulary", fingerprint([self.vocabulary], {}))]
 
     def files(self, split: str) -> tuple[Path, ...]:
         folder = self.path("vqav2")
@@ -115,7 +139,7 @@ class Vqa(AnnotatedTask):
     def image_place(self, split: str) -> tuple[str, ...]:
         return "ms-coco", "images"
 
-    def options(self) -> Mapping[str, Any]:
+    def table_options(self) -> Mapping[str, Any]:
         return {"compat": self.compat}
 
     def records(self, split: str, bad: BadRecords) -> Iterator[Record]:
@@ -125,13 +149,11 @@ class Vqa(AnnotatedTask):
         questions: dict[int, tuple[str, int]] = {}
         for record in read_records(self.files(split)[0], key="questions", on_bad=bad.add):
             try:
-                text = record.get("question", kind=str), record.get("image_id", kind=int)
                 number = record.get("question_id", kind=int)
-                if questions.setdefault(number, text) != text:
-                    raise record.error(
-                        f"question_id {number} has another question before",
-                        "two questions of one id",
-                    )
+                asked = (record.get("question", kind=str), record.get("image_id", kind=int))
+                if questions.setdefault(number, asked) != asked:
+                    text = f"question_id {number} has another question before"
+                    raise record.error(text, "two questions of one id")
             except BadRecord as error:
                 bad.add(error)
         bad.raise_if_any()
@@ -142,17 +164,19 @@ class Vqa(AnnotatedTask):
         return {"image": shown[0], "text": row["question"], "answers": answers}
 
     def collate(self, examples: Sequence[Row], processor: Any) -> Batch:
-        ids = torch.full((len(examples), vqa_answers.ANNOTATORS), -1)  # [batch, annotators]
-        scores = torch.zeros(len(examples), vqa_answers.ANNOTATORS)  # [batch, annotators]
-        labels = torch.zeros(len(examples), len(self.answer_ids))  # [batch, answers]
+        # [batch, annotators], filled up with -1 and 0
+        ids = torch.full((len(examples), vqa_answers.ANNOTATORS), -1)
+        scores = torch.zeros(len(examples), vqa_answers.ANNOTATORS)
+        # [batch, answers]
+        labels = torch.zeros(len(examples), len(self.answer_ids))
         for row, example in enumerate(examples):
-            known = [
-                (self.answer_ids[a], score)
-                for a, score in example["answers"].items()
-                if a in self.answer_ids
-            ]
-            for place, (answer, score) in enumerate(known):
-                ids[row, place], scores[row, place], labels[row, answer] = answer, score, score
+            known = [answer for answer in example["answers"] if answer in self.answer_ids]
+            for place, answer in enumerate(known):
+                number = self.answer_ids[answer]
+                score = example["answers"][answer]
+                ids[row, place] = number
+                scores[row, place] = score
+                labels[row, number] = score
         return {
             **processor.read_texts([example["text"] for example in examples]),
             **processor.read_images([example["image"] for example in examples]),
@@ -163,21 +187,27 @@ class Vqa(AnnotatedTask):
 
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
         # summed over the answers: a mean would shrink the gradient by the size of the vocabulary
-        return functional.binary_cross_entropy_with_logits(
-            logits, batch["labels"], reduction="sum"
-        ) / len(logits)
+        total = F.binary_cross_entropy_with_logits(logits, batch["labels"], reduction="sum")
+        return total / len(logits)
 
-    def columns(self, logits: Tensor, batch: Batch) -> Mapping[str, Tensor]:
-        predictions = logits.argmax(dim=-1)  # [batch]
+    def metric_inputs(self, predicted: Tensor, batch: Batch) -> Mapping[str, Any]:
         # scores are tenths; single precision would leave its noise in the result
         scores = batch["answer_scores"].cpu().double().mul(10).round().div(10)
-        return {"predictions": predictions, "references": batch["answer_ids"], "scores": scores}
+        return {
+            "predictions": predicted.argmax(dim=-1),
+            "references": batch["answer_ids"],
+            "scores": scores,
+        }
 
     def metric(self) -> SoftAccuracy:
         return SoftAccuracy()
 
+    def output_names(self) -> list[str]:
+        return list(self.answer_ids)
+
     def _read(self, record: Record, questions: Mapping[int, tuple[str, int]]) -> Row:
-        number, image = record.get("question_id", kind=int), record.get("image_id", kind=int)
+        number = record.get("question_id", kind=int)
+        image = record.get("image_id", kind=int)
         if number not in questions:
             text = f"question_id {number} has no question; the two files of a split belong together"
             raise record.error(text, "no question of that id")
@@ -197,60 +227,62 @@ class Vqa(AnnotatedTask):
             "id": number,
             "image": image,
             "question": question,
-            "majority": vqa_answers.normalise(record.get("multiple_choice_answer", kind=str)),
+            "majority": vqa_answers.normalize(record.get("multiple_choice_answer", kind=str)),
             "answers": list(scores),
             "scores": list(scores.values()),
         }
 
-    def _explain_answers(self, known: int, origin: str) -> str:
-        """Why the vocabulary has another size than was asked for; where it was made, because of the data."""
-        asked = f"tasks.vqa.answers asks for {self.answers}"
-        accept = f"--set tasks.vqa.answers={known}"
-        file = "--set tasks.vqa.vocabulary=FILE"
-        if self.vocabulary is None and self.path("embedded.json").is_file():
-            return (
-                f"the vocabulary has {known} answers where {asked}, because {self.path()} is the embedded benchmark; "
-                f"set --data-root to the folder of the official data, or stay with the embedded ones: {accept}"
-            )
-        records = [] if self.vocabulary else self._count_official()
-        if records:
-            return (
-                f"the vocabulary has {known} answers where {asked}, because {self.path()} holds "
-                f"{' and '.join(records)}; set --data-root to the folder of all of them, or accept the smaller "
-                f"vocabulary: {accept}, or name a list of answers: {file}"
-            )
-        return f"{origin} has {known} answers where {asked}; {accept}, or name another file: {file}"
-
-    def _count_official(self) -> list[str]:
-        """How much of the official data there is, where that is not all."""
-        counts = {official: self.count_records(split) for split, official in self.splits.items()}
-        if counts == dict(self.sizes):
-            return []
-        return [
-            f"{count:,} of {self.sizes[name]:,} records of {name}" for name, count in counts.items()
-        ]
-
-    def _read_vocabulary(self) -> tuple[list[str], str]:
-        return vqa_answers.read_vocabulary(self.vocabulary), str(self.vocabulary)
-
-    def _build_vocabulary(self) -> tuple[list[str], str]:
-        """Answers of both splits; the list is left as JSON in the cache, for other models and other programs."""
-        tables = [self.table(split).data for split in self.splits]
-        majorities = (answer for table in tables for answer in table.column("majority").to_pylist())
+    def _build_vocabulary(self) -> list[str]:
+        """Return the answers of both splits; they are left in the cache for other programs."""
+        splits = [self.split(name) for name in ("train", "eval")]
+        majorities: list[str] = []
+        for split in splits:
+            majorities += split.table.data.column("majority").to_pylist()
         known = vqa_answers.build_vocabulary(majorities, self.minimum)
         if not known:
-            raise DataError(
-                f"no answer under {self.path('vqav2')} is the majority {self.minimum} times; lower tasks.vqa.minimum: "
-                "--set tasks.vqa.minimum=1"
+            raise UnfitSetting(
+                f"no answer under {self.path('vqav2')} is the majority {self.minimum} times",
+                remedy="lower tasks.vqa.minimum: --set tasks.vqa.minimum=1",
             )
-        files = [path for split in self.splits.values() for path in self.files(split)]
-        path = (
-            cache_folder()
-            / "vocabularies"
-            / f"vqa-{fingerprint(files, {'minimum': self.minimum})}.json"
+        files = [path for split in splits for path in split.files]
+        key = fingerprint(files, {"minimum": self.minimum})
+        content = {"minimum": self.minimum, "answers": known}
+        text = json.dumps(content, indent=0, ensure_ascii=False)
+        keep_text(open_cache("vocabularies") / f"vqa-{key}.json", text)
+        return known
+
+    def _explain_size(self, known: int) -> UnfitSetting:
+        """Return the error of a vocabulary that has another size than was asked for."""
+        asked = f"answers where tasks.vqa.answers asks for {self.answers}"
+        accept = f"--set tasks.vqa.answers={known}"
+        file = "--set tasks.vqa.vocabulary=FILE"
+        if self.vocabulary is not None:
+            return UnfitSetting(
+                f"{self.vocabulary} has {known} {asked}", f"{accept}, or name another file: {file}"
+            )
+        if self.path("embedded.json").is_file():
+            return UnfitSetting(
+                f"the vocabulary has {known} {asked}, because {self.path()} is the embedded "
+                "benchmark",
+                "set --data-root to the folder of the official data, or stay with the embedded "
+                f"ones: {accept}",
+            )
+        reason = self._describe_part()
+        return UnfitSetting(
+            f"the vocabulary has {known} {asked}{reason}",
+            "set --data-root to the folder of all records, or accept this vocabulary: "
+            f"{accept}, or name a list of answers: {file}",
         )
-        keep_text(
-            path,
-            json.dumps({"minimum": self.minimum, "answers": known}, indent=0, ensure_ascii=False),
-        )
-        return known, str(path)
+
+    def _describe_part(self) -> str:
+        """Return how much of the official data there is, if that is not all."""
+        counts = []
+        for name in ("train", "eval"):
+            split = self.split(name)
+            found = split.count_records()
+            if found != self.sizes[split.name]:
+                official = self.sizes[split.name]
+                counts.append(f"{found:,} of {official:,} records of {split.name}")
+        if not counts:
+            return ""
+        return f", because {self.path()} holds {' and '.join(counts)}"

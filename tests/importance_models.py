@@ -1,4 +1,4 @@
-"""Small models that use their parameters in all the ways that per-example gradients must survive."""
+"""Small models that use parameters in all the ways that per-example gradients must survive."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ class ConvNet(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.stem, self.norm0 = nn.Conv2d(3, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4)
-        self.conv1, self.norm1 = (
-            nn.Conv2d(4, 6, 3, stride=2, padding=1, bias=False),
-            nn.BatchNorm2d(6),
-        )
-        self.conv2, self.norm2 = nn.Conv2d(6, 6, 3, padding=1, bias=False), nn.BatchNorm2d(6)
+        self.stem = nn.Conv2d(3, 4, 3, padding=1, bias=False)
+        self.norm0 = nn.BatchNorm2d(4)
+        self.conv1 = nn.Conv2d(4, 6, 3, stride=2, padding=1, bias=False)
+        self.norm1 = nn.BatchNorm2d(6)
+        self.conv2 = nn.Conv2d(6, 6, 3, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(6)
         self.shortcut = nn.Sequential(nn.Conv2d(4, 6, 1, stride=2, bias=False), nn.BatchNorm2d(6))
-        self.relu, self.fc = nn.ReLU(inplace=True), nn.Linear(6, 4)
+        self.relu = nn.ReLU(inplace=True)
+        self.fc = nn.Linear(6, 4)
         for module in self.modules():
             if isinstance(module, nn.BatchNorm2d):
                 nn.init.normal_(module.running_mean, std=0.3)
@@ -57,22 +58,20 @@ class Convolutions(nn.Module):
 
 
 class Reader(nn.Module):
-    """A text encoder with a class token, a position table, a learned scale, and a layer that nothing uses."""
+    """A text encoder with a class token, places, a learned scale, and a layer that nothing uses."""
 
     def __init__(self):
         super().__init__()
         self.words = nn.Embedding(9, 6, padding_idx=0)
-        self.token, self.places = (
-            nn.Parameter(torch.randn(1, 1, 6)),
-            nn.Parameter(torch.randn(1, 6, 6)),
-        )
+        self.token = nn.Parameter(torch.randn(1, 1, 6))
+        self.places = nn.Parameter(torch.randn(1, 6, 6))
         self.scale = nn.Parameter(torch.tensor(1.3))
         self.attention = nn.MultiheadAttention(6, 2, batch_first=True)
-        self.norm, self.mlp = (
-            nn.LayerNorm(6),
-            nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 6)),
-        )
-        self.batch_norm, self.fc, self.unused = nn.BatchNorm1d(6), nn.Linear(6, 4), nn.Linear(6, 6)
+        self.norm = nn.LayerNorm(6)
+        self.mlp = nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 6))
+        self.batch_norm = nn.BatchNorm1d(6)
+        self.fc = nn.Linear(6, 4)
+        self.unused = nn.Linear(6, 6)
         nn.init.uniform_(self.batch_norm.running_var, 0.5, 2.0)
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -85,11 +84,9 @@ class Reader(nn.Module):
 class Recurrent(nn.Module):
     def __init__(self):
         super().__init__()
-        self.words, self.lstm, self.fc = (
-            nn.Embedding(9, 5),
-            nn.LSTM(5, 6, batch_first=True),
-            nn.Linear(6, 4),
-        )
+        self.words = nn.Embedding(9, 5)
+        self.lstm = nn.LSTM(5, 6, batch_first=True)
+        self.fc = nn.Linear(6, 4)
 
     def forward(self, ids: Tensor) -> Tensor:
         states, (last, _) = self.lstm(self.words(ids))
@@ -101,7 +98,8 @@ class Tied(nn.Module):
 
     def __init__(self, functional: bool):
         super().__init__()
-        self.words, self.inner = nn.Embedding(9, 6), nn.Linear(6, 6)
+        self.words = nn.Embedding(9, 6)
+        self.inner = nn.Linear(6, 6)
         self.output = None if functional else nn.Linear(6, 9, bias=False)
         if self.output is not None:
             self.output.weight = self.words.weight
@@ -112,16 +110,14 @@ class Tied(nn.Module):
 
 
 class Functional(nn.Module):
-    """A layer whose weight is also, or only, used outside it; `share` is how much of the output comes that way."""
+    """A layer whose weight is also used outside it, or only there; `share` scales that use."""
 
     def __init__(self, share: float, called: bool = True):
         super().__init__()
-        self.layer, self.fc, self.share, self.called = (
-            nn.Linear(6, 6),
-            nn.Linear(6, 4),
-            share,
-            called,
-        )
+        self.layer = nn.Linear(6, 6)
+        self.fc = nn.Linear(6, 4)
+        self.share = share
+        self.called = called
 
     def forward(self, x: Tensor) -> Tensor:
         own = self.layer(x) if self.called else 0.0
@@ -133,7 +129,9 @@ class Thrice(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.layer, self.norm, self.fc = nn.Linear(6, 6), nn.LayerNorm(6), nn.Linear(6, 4)
+        self.layer = nn.Linear(6, 6)
+        self.norm = nn.LayerNorm(6)
+        self.fc = nn.Linear(6, 4)
 
     def forward(self, x: Tensor) -> Tensor:
         long = torch.tanh(
@@ -158,12 +156,11 @@ class Unbatched(nn.Module):
 
     def __init__(self, shape: tuple[int, ...]):
         super().__init__()
-        self.table, self.norm, self.project = (
-            nn.Parameter(torch.randn(*shape)),
-            nn.LayerNorm(6),
-            nn.Linear(6, 6),
-        )
-        self.inner, self.fc = nn.Linear(6, 6), nn.Linear(6, 4)
+        self.table = nn.Parameter(torch.randn(*shape))
+        self.norm = nn.LayerNorm(6)
+        self.project = nn.Linear(6, 6)
+        self.inner = nn.Linear(6, 6)
+        self.fc = nn.Linear(6, 4)
 
     def forward(self, x: Tensor) -> Tensor:
         prompt = self.project(self.norm(self.table)).reshape(-1, 6).mean(dim=0)
@@ -175,7 +172,9 @@ class TimeFirst(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.words, self.inner, self.fc = nn.Embedding(9, 6), nn.Linear(6, 6), nn.Linear(6, 4)
+        self.words = nn.Embedding(9, 6)
+        self.inner = nn.Linear(6, 6)
+        self.fc = nn.Linear(6, 4)
 
     def forward(self, ids: Tensor) -> Tensor:
         return self.fc(torch.tanh(self.inner(self.words(ids.T))).mean(dim=0))
@@ -186,7 +185,9 @@ class Late(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.inner, self.late, self.fc = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 4)
+        self.inner = nn.Linear(6, 6)
+        self.late = nn.Linear(6, 6)
+        self.fc = nn.Linear(6, 4)
 
     def forward(self, x: Tensor) -> Tensor:
         inner = torch.tanh(self.inner(x))
@@ -194,13 +195,16 @@ class Late(nn.Module):
 
 
 class Views(nn.Module):
-    """As many views of each example as its input has, all in one batch, the rows in either order."""
+    """As many rows per example as its input has, all in one batch, in either order."""
 
     def __init__(self, layout: str):
         super().__init__()
-        self.inner, self.fc, self.layout = nn.Linear(6, 6), nn.Linear(6, 4), layout
+        self.inner = nn.Linear(6, 6)
+        self.fc = nn.Linear(6, 4)
+        self.layout = layout
 
-    def forward(self, x: Tensor) -> Tensor:  # [batch, views, 6]
+    # [batch, views, 6]
+    def forward(self, x: Tensor) -> Tensor:
         batch, views, _ = x.shape
         if self.layout == "consecutive":
             return self.fc(

@@ -1,4 +1,4 @@
-"""Importance the slow way: one example, one backward at a time, in float64, from formulas written out here."""
+"""Importance the slow way: one example and one backward at a time, in float64, by its formulas."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def one_at_a_time(
     labels: str = "true",
     **form: str,
 ) -> dict[str, Tensor]:
-    """Mean over examples, each a batch of one, of squared (output_norm: absolute) gradients; float64."""
+    """Mean over examples, each a batch of one, of squared (output_norm: absolute) gradients."""
     model = copy.deepcopy(model).double().eval()
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     sums = {name: torch.zeros_like(p) for name, p in parameters.items()}
@@ -89,7 +89,8 @@ def one_at_a_time(
 def _weighted_scores(
     logits: Tensor, target: Tensor, score: str, labels: str, form: Mapping[str, str]
 ):
-    (z,), (y,) = logits, target
+    (z,) = logits
+    (y,) = target
     if labels == "true":
         return [(1.0, score_one(z, y, score, **form))]
     if labels == "predicted":
@@ -129,7 +130,7 @@ def assert_same_importance(
     tolerance: float = 1e-5,
     zero: tuple[str, ...] = (),
 ) -> None:
-    """Equal within `tolerance` of each tensor's maximum; names that end in one of `zero` are only held to be tiny."""
+    """Equal within `tolerance` of each tensor's maximum; names ending in one of `zero` are tiny."""
     assert found.keys() == expected.keys()
     largest = max(float(value.max()) for value in expected.values())
     for name, truth in expected.items():
@@ -140,7 +141,8 @@ def assert_same_importance(
                 f"{name} should be zero, found {value.max():.3g}"
             )
             continue
-        error, top = float((value - truth.double()).abs().max()), float(truth.max())
+        error = float((value - truth.double()).abs().max())
+        top = float(truth.max())
         assert error <= tolerance * top, (
             f"{name} is off by {error:.3g} where the maximum is {top:.3g}"
         )

@@ -1,6 +1,7 @@
-"""Runs that are killed and gone on with: a clock that ticks wherever a process could die, and what is left of a run.
+"""Runs that are killed and resumed: a clock that ticks wherever a process could die, and what is
+left.
 
-As a program it stops a run and goes on with it, in however many processes it was launched.
+As a program it stops a run and resumes it, in however many processes it was launched.
 """
 
 from __future__ import annotations
@@ -22,16 +23,20 @@ from safetensors.torch import load_file
 from tiny_run import assert_identical, resolve
 from torch import Tensor
 
-from mcit import checkpoint, sequence
-from mcit.config import RunConfig, parse
+from mcit import checkpoint
+from mcit.config.parse import parse
+from mcit.config.schema import RunConfig
 from mcit.importance import Importance
 from mcit.models.learner import Learner
 from mcit.runner import run_folder
 from mcit.runner.interruption import Interrupted, Interruption
-from mcit.training import Trainer
+from mcit.runner.result import Result
+from mcit.sequence import run
+from mcit.training.trainer import Trainer
 
-# Where a kill can fall: a forward pass (of a step, of the importance pass, of scoring), a file that is being flushed,
-# a checkpoint that is complete but not in its place, one that is being removed, and a line of the log.
+# Where a kill can fall: a forward pass (of a step, of the importance pass, of scoring), a file that
+# is being flushed, a checkpoint that is complete but not in its place, one that is being removed,
+# and a line of the log.
 PLACES = (
     (Learner, "forward"),
     (checkpoint, "flush"),
@@ -69,16 +74,16 @@ class Clock:
         return ticking
 
 
-# What changes files, by the names that Python's audit events have; `open` counts where it is for writing.
+# What changes files, by the names of Python's audit events; `open` counts if it is for writing.
 CHANGES = ("open", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.truncate")
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
 def run_and_kill(function: Callable[[], Any], folder: Path, last: int | None = None) -> int:
-    """Call a function in a process of its own, killed just before its `last` call that changes a file of the folder.
+    """Call a function in a process that is killed just before its `last` call that changes a file.
 
-    Gives the number of such calls, of a process that was not killed; they include those that bring a file onto the
-    disk, which is left out: what the system holds survives a process.
+    Return the number of such calls in the folder, of a process that was not killed. Bringing a file
+    onto the disk is counted, and left out: what the system holds survives a process.
     """
     receiving, sending = os.pipe()
     process = os.fork()
@@ -115,12 +120,9 @@ def run_and_kill(function: Callable[[], Any], folder: Path, last: int | None = N
     return int(counted or last or 0)
 
 
-def start(
-    config: RunConfig, output: Path, say: Any = lambda line: None, **options: Any
-) -> sequence.Result:
+def start(config: RunConfig, output: Path, say: Any = lambda line: None, **options: Any) -> Result:
     """A run in new objects, as in a new process."""
-    plan = resolve(config)
-    return sequence.run(plan, output, progress=False, say=say, **options)
+    return run(resolve(config), output, progress=False, say=say, **options)
 
 
 def read_scores(folder: Path) -> dict[str, Any]:
@@ -140,7 +142,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def read_events(folder: Path, resumed: bool = False) -> list[dict[str, Any]]:
-    """The log without its times and costs: of what happened, or of where the run was gone on with."""
+    """The log without its times and costs: of what happened, or of where the run was resumed."""
     lines = (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()
     entries = [
         {k: v for k, v in json.loads(line).items() if k != "time" and "seconds" not in k}
@@ -178,7 +180,8 @@ def assert_same_end(found: Path, expected: Path) -> None:
 def kill_until_finished(
     clock: Clock, config: RunConfig, output: Path, ticks: int, kills: int, seed: int
 ) -> list[str]:
-    """Kill the run at random ticks, go on after each, and let it finish at last; gives the places of the kills."""
+    """Kill the run at random ticks, resume after each, let it finish; return the places of the
+    kills."""
     draw, places = random.Random(seed), []
     for number in range(kills):
         clock.wind(draw.randint(1, max(2, ticks // kills)))
@@ -213,7 +216,8 @@ def stop_after(
 
 
 def main(path: str) -> None:
-    """In several processes: a run, the same stopped by a signal to one of them, and gone on with by all."""
+    """In several processes: a run, the same stopped by a signal to one of them, and resumed by
+    all."""
     folder = Path(path)
     rank = Accelerator(cpu=True).process_index
     config = parse(RunConfig, json.loads((folder / "config.json").read_text(encoding="utf-8")))

@@ -10,18 +10,21 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from tiny_run import learn
+from tiny_run import Run, learn
 from torch import Tensor
 
 from mcit.cli import main as run_command
-from mcit.config import RunConfig, parse
+from mcit.config.parse import parse
+from mcit.config.schema import RunConfig
+from mcit.consolidating import ConsolidatingMethod
 from mcit.data import class_incremental
 from mcit.parallel.launch import join_processes
 
 
 def main(path: str) -> None:
     """Every process takes part in all runs; what each of them ends with is written under its own number."""
-    folder, rank = Path(path), join_processes().process_index
+    folder = Path(path)
+    rank = join_processes().process_index
     for name, data in json.loads((folder / "runs.json").read_text(encoding="utf-8")).items():
         output = folder / name / ("main" if rank == 0 else "other")
         with contextlib.redirect_stdout(sys.stderr), precise(name):
@@ -31,16 +34,8 @@ def main(path: str) -> None:
         save_file(collect(run), mine)
         mine.with_suffix(".json").write_text(json.dumps(run.rows), encoding="utf-8")
     with (folder / f"printed-{rank}").open("w") as file, contextlib.redirect_stdout(file):
-        code = run_command(
-            [
-                "run",
-                "--config",
-                str(folder / "command.yaml"),
-                "--output",
-                str(folder / "command"),
-                "--quiet",
-            ]
-        )
+        given = ["--config", str(folder / "command.yaml"), "--output", str(folder / "command")]
+        code = run_command(["run", *given, "--quiet"])
     (folder / f"code-{rank}").write_text(str(code))
     sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
     from measure_scaling import measure_small
@@ -65,14 +60,14 @@ def precise(name: str) -> Iterator[None]:
         class_incremental.normalize = normalize
 
 
-def collect(run) -> dict[str, Tensor]:
+def collect(run: Run) -> dict[str, Tensor]:
     """The learner's state, and importance and anchor where the method has them."""
-    manager = getattr(run.method, "manager", None)
-    held = {"importance": manager.importance, "anchor": manager.anchor} if manager else {}
-    tensors = {
-        f"{part}/{name}": tensor for part, values in held.items() for name, tensor in values.items()
-    }
-    return {name: tensor.contiguous() for name, tensor in {**run.state, **tensors}.items()}
+    tensors = dict(run.state)
+    if isinstance(run.method, ConsolidatingMethod):
+        manager = run.method.manager
+        for part, values in (("importance", manager.importance), ("anchor", manager.anchor)):
+            tensors.update({f"{part}/{name}": tensor for name, tensor in values.items()})
+    return {name: tensor.contiguous() for name, tensor in tensors.items()}
 
 
 if __name__ == "__main__":

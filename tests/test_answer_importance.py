@@ -1,4 +1,4 @@
-"""Importance of language-model heads equals a slow loop over single answers, in every kind of model and precision."""
+"""Importance of language-model heads equals a slow loop over single answers, in every model."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def test_log_odds_of_a_sequence_are_right_however_sure_the_model_is(margin):
         Estimator(score="log_odds"), logits, labels, torch.zeros(1, dtype=torch.long)
     )
     (found,) = torch.autograd.grad(score.sum(), logits)
-    # doubts 1 - p_t are 3 exp(-m_t); the shares of the first two tokens are 1 and exp(-3) of their sum
+    # doubts 1 - p_t are 3 exp(-m_t): those of the first two tokens are as 1 to exp(-3)
     share = 1 / (1 + torch.exp(torch.tensor(-3.0)))
     assert found.isfinite().all()
     assert_close(found[0, 0, 1], share, rtol=1e-2, atol=0)
@@ -298,6 +298,12 @@ def test_all_labels_are_refused_for_text():
     model, batch = build("llama")
     with pytest.raises(ValueError, match=r"labels 'all'.*use 'sampled'"):
         measure_importance(model, [batch], labels="all")
+
+
+def test_a_weight_is_refused_for_text():
+    model, batch = build("llama")
+    with pytest.raises(ValueError, match="weight 'probability' needs class ids, found text"):
+        measure_importance(model, [batch], weight="probability")
 
 
 @pytest.mark.parametrize("options", [{"length": "mean"}, {"score": "log_odds", "odds": "token"}])

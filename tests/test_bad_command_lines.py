@@ -1,4 +1,4 @@
-"""Bad command lines of every command: code 2, one message that names the thing and a remedy, and nothing written."""
+"""Bad command lines of every command: code 2, one message with a remedy, and nothing written."""
 
 from __future__ import annotations
 
@@ -16,14 +16,19 @@ from mcit.cli import main
 
 ROOT = Path(__file__).parent.parent
 ROWS = [[80.0], [60.0, 90.0], [50.0, 80.0, 70.0], [40.0, 70.0, 60.0, 85.0]]
-# What a message offers: the nearest word, what there is, what would do, or the usage of the command.
+# What a message offers: the nearest word, what there is, what would do, or the usage of the
+# command.
 REMEDY = re.compile(
     r"did you mean|usage: |such as|names in configs"
     r"|\((choices|keys|tasks|methods|names|tables|settings|learned so far|for \d+ classes): "
-    r"|choose|give|use |leave |expected|needs? |must (be|have|lie)|is for |go together|one of them|fewer|at least"
-    r"|names the folder|write |multiply|run it again|make it again|unpack|is one of|its first row|one row per|once is"
+    r"|choose|give|use |leave |expected|needs? |must (be|have|lie)|is for |go together|one of "
+    r"them|fewer|at least"
+    r"|names the folder|write |multiply|run it again|make it again|unpack|is one of|its first "
+    r"row|one row per|once is"
     r"|run the order|go into|such files end in|counts from"
-    r"|takes no split|cannot be mixed|can hold one|is an option of|are learned by|as class-incremental tasks have it"
+    r"|pass |remove |prints all"
+    r"|takes no split|cannot be mixed|can hold one|is an option of|are learned by|as "
+    r"class-incremental tasks have it"
 )
 
 FILES = {
@@ -42,7 +47,7 @@ FILES = {
     "grid-unknown.yaml": "order: shapes:5x4\nmethod: [ewc]\n",
     "grid-twice.yaml": "order: shapes:5x4\nmethods: [ewc, mas, ewc]\n",
     "grid-negative.yaml": "order: shapes:5x4\nmethods: {ewc: [-1]}\n",
-    "grid-flavour.yaml": "order: shapes:5x4\nmethods: [ewc]\nflavour: exat\n",
+    "grid-preset.yaml": "order: shapes:5x4\nmethods: [ewc]\npreset: exat\n",
     "grid-seeds.yaml": "order: shapes:5x4\nmethods: [ewc]\nseeds: a-b\n",
     "grid-strength.yaml": "order: shapes:5x4\nmethods: {finetune: [1, 2]}\n",
     "grid-task.yaml": "order: shaps:5x4\nmethods: [ewc]\n",
@@ -90,8 +95,8 @@ RUN = {
     "run --order shapes:5x4 --method ''": "argument --method: expected a word, found an empty one",
     "run --order shapes:5x4 --method": "argument --method: expected one argument",
     "run --order shapes:5x4 --method single": "class-incremental tasks share one: use 'joint'",
-    "run --order shapes:5x4 --method adapters": "method 'adapters' needs a ViLT",
-    "run --order shapes:5x4 --method freeze_encoder": "method 'freeze_encoder' needs a pretrained encoder",
+    "run --order shapes:5x4 --method adapters": "method 'adapters' needs to know the task when it is scored",
+    "run --order shapes:5x4 --method freeze_encoder": "method 'freeze_encoder' needs pretrained weights",
     "run --order vqa,vcr --method lwf": "heads of their own cannot answer",
     "run --metod ewc --order vqa": "unknown option '--metod'; did you mean '--method'?",
     "run --ordr vqa": "unknown option '--ordr'; did you mean '--order'?",
@@ -106,8 +111,8 @@ RUN = {
     "run --order shapes:5x4 --seed 1-3": "argument --seed: expected a whole number such as 1, found '1-3'",
     "run --order shapes:5x4 --seed -1": "'seed' must be from 0",
     "run --order shapes:5x4 --seed 99999999999": "'seed' must be from 0 to 4294967295",
-    "run --order shapes:5x4 --flavour exat": "unknown choice 'exat'; did you mean 'exact'?",
-    "run --order vqa --flavour exact": "flavour 'exact' is for class-incremental orders",
+    "run --order shapes:5x4 --preset exat": "unknown choice 'exat'; did you mean 'exact'?",
+    "run --order vqa --preset exact": "preset 'exact' is for class-incremental orders",
     "run --order vqa --on-bad-record skp": "unknown choice 'skp'; did you mean 'skip'?",
     "run --config nowhere.yaml": "no configuration file 'nowhere.yaml'",
     "run --config climbb": "no configuration file 'climbb'; did you mean 'climb'?",
@@ -122,8 +127,8 @@ RUN = {
     "run --config unknown.yaml": "unknown key 'ordr'; did you mean 'order'?",
     "run --config section.yaml": "model: expected a section",
     "run --config typed.yaml": "'seed' must be a whole number, found 'one'",
-    "run --order shapes:5x4 --data-root nowhere": "--data-root 'nowhere' is no folder",
-    "run --order shapes:5x4 --data-root file.txt": "--data-root 'file.txt' is no folder",
+    "run --order shapes:5x4 --data-root nowhere": "--data-root 'nowhere' is not a directory",
+    "run --order shapes:5x4 --data-root file.txt": "--data-root 'file.txt' is not a directory",
     "run --order shapes:5x4 --data-root ''": "argument --data-root: expected a word, found an empty one",
     "run --order cifar100:10x10": "no data root given: CIFAR-100 is",
     "run --order cifar100:10x10 --data-root empty": "CIFAR-100",
@@ -145,8 +150,8 @@ RUN = {
     "run --order shapes:5x4 --set checkpoint.every_minutes=0": "'every_minutes' must be above 0",
     "run --order shapes:5x4 --set model.lora.rank=-1": "'rank' must be from 0",
     "run --order shapes:5x4 --set model.width=0": "'width' must be from 1",
-    "run --order shapes:5x4 --set model.name=embedded": "class-incremental data sets are learned by 'resnet18'",
-    "run --order vqa --set model.name=resnet18": "'resnet18', which reads no text",
+    "run --order shapes:5x4 --set model.name=embedded": "'embedded', a ViLT; use 'resnet18' for shapes, or",
+    "run --order vqa,vcr --set model.name=resnet18": "'resnet18', which reads no text; use a ViLT for vqa, vcr",
     "run --order vqa,vcr --set model.width=16": "model.width is an option of resnet18",
     "run --order shapes:5x4 --set method.strength=3": "method 'finetune' has no options, found 'method.strength'",
     "run --order shapes:5x4 --method ewc --set method.strenth=1": "'method.strenth'; did you mean 'strength'?",
@@ -168,16 +173,17 @@ RUN = {
     "run --order shapes:5x4 --output file.txt": "file.txt is a file; --output names the folder to write to",
     "run --order shapes:5x4 --output file.txt/run": "file.txt is a file; --output names the folder to write to",
     "run --order shapes:5x4 --output ''": "argument --output: expected a word, found an empty one",
-    "run --order shapes:5x4 --output run": "run already holds a run; choose another --output, or say --overwrite",
+    "run --order shapes:5x4 --output run": "run already holds a run; choose another --output, or pass --overwrite",
     "run --order shapes:5x4 --stage-cache file.txt": "file.txt is a file; --stage-cache names the folder",
     "run --order shapes:5x4 --dry-run --stage-cache file.txt": "file.txt is a file; --stage-cache names the folder",
     "run --order shapes:5x4 --tracker tensorbord": "unknown tracker 'tensorbord'; did you mean 'tensorboard'?",
     "run --order shapes:5x4 --single nowhere": "'single' names 'nowhere', which has no scores.json",
     "run --order shapes:5x4 --single run": "is a run of method 'ewc'; knowledge transfer needs 'single'",
     "run --order shapes:5x4 --single cut": "cut/scores.json is not valid JSON",
-    "run --order shapes:5x4 --resume --overwrite": "--resume goes on with a run and --overwrite gives it up",
-    "run --resume --output nowhere": "nowhere holds no run to go on with",
-    "run --resume --output file.txt": "file.txt holds no run to go on with",
+    "run --order shapes:5x4 --single part": "part/scores.json holds no scores ('tasks'); run the order",
+    "run --order shapes:5x4 --resume --overwrite": "--resume continues a run, --overwrite discards it: pass only one",
+    "run --resume --output nowhere": "nothing to resume in nowhere; pass --order to start a run",
+    "run --resume --output file.txt": "nothing to resume in file.txt; pass --order to start a run",
 }
 
 SWEEP = {
@@ -208,16 +214,16 @@ SWEEP = {
     "sweep --order shapes:5x4 --methods ewc --set method.decai=1": "did you mean 'decay'?",
     "sweep --order shapes:5x4 --methods ewc --set training.workers=x": "'training.workers' must be a whole number",
     "sweep --order shapes:5x4 --methods ewc --seeds one": "seeds are whole numbers from 0, such as 1,2,3 or 1-3",
-    "sweep --order shapes:5x4 --methods ewc --seeds 3-1": "seeds '3-1' is no range from a smaller seed to a larger one",
+    "sweep --order shapes:5x4 --methods ewc --seeds 3-1": "seeds '3-1' is not a range from a smaller seed to a larger one",
     "sweep --order shapes:5x4 --methods ewc --seeds 1,1": "seeds lists 1 twice",
     "sweep --order shapes:5x4 --methods ewc --seeds 1-3,2": "seeds lists 2 twice",
     "sweep --order shapes:5x4 --methods ewc --seeds 1,,2": "argument --seeds: expected items such as a,b",
     "sweep --order shapes:5x4 --methods ewc --seeds=-1": "seeds are whole numbers from 0",
-    "sweep --order shapes:5x4 --methods ewc --seeds 0-99999999": "is no range from a smaller seed to a larger one",
-    "sweep --order shapes:5x4 --methods ewc --flavour exat": "unknown choice 'exat'; did you mean 'exact'?",
+    "sweep --order shapes:5x4 --methods ewc --seeds 0-99999999": "is not a range from a smaller seed to a larger one",
+    "sweep --order shapes:5x4 --methods ewc --preset exat": "unknown choice 'exat'; did you mean 'exact'?",
     "sweep --order shapes:5x4 --methods ewc --config climbb": "did you mean 'climb'?",
     "sweep --order shapes:5x4 --methods ewc --config empty.yaml": "empty.yaml is empty",
-    "sweep --order shapes:5x4 --methods ewc --data-root nowhere": "--data-root 'nowhere' is no folder",
+    "sweep --order shapes:5x4 --methods ewc --data-root nowhere": "--data-root 'nowhere' is not a directory",
     "sweep --order shapes:5x4 --methods ewc --output file.txt": "file.txt is a file; --output names the folder",
     "sweep --order shapes:5x4 --methods ewc --output file.txt/x": "file.txt is a file; --output names the folder",
     "sweep --order shapes:5x4 --methods ewc --output ''": "argument --output: expected a word, found an empty one",
@@ -248,7 +254,7 @@ SWEEP = {
     "sweep grid-unknown.yaml": "unknown key 'method'; did you mean 'methods'?",
     "sweep grid-twice.yaml": "methods lists 'ewc' twice",
     "sweep grid-negative.yaml": "a strength must be a number from 0, found -1",
-    "sweep grid-flavour.yaml": "unknown choice 'exat'; did you mean 'exact'?",
+    "sweep grid-preset.yaml": "'preset' is 'exat' (text); did you mean 'exact'?",
     "sweep grid-seeds.yaml": "seeds are whole numbers from 0, such as 1,2,3 or 1-3; found 'a-b'",
     "sweep grid-strength.yaml": "method 'finetune' has no strength",
     "sweep grid-task.yaml": "unknown task 'shaps'; did you mean 'shapes'?",
@@ -259,27 +265,26 @@ REPORT = {
     "report ''": "argument RUN: expected a word, found an empty one",
     "report nowhere": "there is no run at nowhere: give the folder of a run",
     "report run nowhere": "there is no run at nowhere: give the folder of a run",
-    "report empty": "empty holds no run, for there is no scores.json in it or below it; give",
-    "report empty begun": "there is no run among what was given",
-    "report begun": "begun holds no run: no task of it is finished yet",
+    "report empty": "empty holds no run: there is no scores.json in it or below it",
+    "report empty begun": "none of the paths holds a run",
+    "report begun": "begun holds no run: none of its tasks is finished yet",
     "report cut": "cut/scores.json is not valid JSON",
-    "report part": "part/scores.json has no seed, track, estimator, metrics, seen",
+    "report part": "'seed' is missing; 'track' is missing",
     "report changed": "'seen' must be a list, found 7",
     "report file.txt": "file.txt",
-    "report noise.safetensors": "noise.safetensors is no matrix of scores: such files end in .csv",
+    "report noise.safetensors": "noise.safetensors is not a matrix of scores: such files end in .csv",
     "report empty.csv": "empty.csv is empty: its first row names the tasks",
-    "report words.csv": "words.csv, line 2: 'a' is no percentage",
-    "report numbers.csv": "numbers.csv begins with figures: its first row names the tasks",
+    "report words.csv": "must be a number, found 'a' (text)",
+    "report numbers.csv": "numbers.csv begins with numbers: its first row names the tasks",
     "report fractions.csv": "no score is above 0.9, so these look like fractions",
-    "report long.csv": "long.csv, line 2 has 4 cells, but the header has 2",
-    "report many.csv": "many.csv has 1 tasks, but more than as many rows",
-    "report hole.csv": "the score on 'vqa' after 'nlvr2' is missing",
+    "report long.csv": "long.csv: a row has 4 cells, the header 2",
+    "report many.csv": "many.csv has 1 tasks but more rows",
+    "report hole.csv": "hole.csv: a row of the matrix needs a percentage for vqa, nlvr2",
     "report high.csv": "must be a percentage from 0 to 100, found 190.0",
     "report header.csv": "header.csv has no scores: its first row names the tasks",
     "report list.json": "list.json must hold one JSON object, found a list",
     "report cut.json": "cut.json is not valid JSON",
     "report bare.json": "bare.json needs `tasks`, a list of names",
-    "report named.json": "'method' must be text, found 5",
     "report odd.json": "odd.json needs `tasks`, a list of names",
     "report run --format pdf": "unknown choice 'pdf'",
     "report run --format latx": "unknown choice 'latx'; did you mean 'latex'?",
@@ -294,8 +299,8 @@ EXPLORE = {
     "explore ''": "argument PATH: expected a word, found an empty one",
     "explore nowhere": "there is no importance at nowhere: give a file, or the folder of a run",
     "explore nowhere elsewhere": "there is no importance at elsewhere: give a file",
-    "explore empty": "empty holds neither a folder importance/ nor a checkpoint",
-    "explore noise.safetensors": "noise.safetensors is damaged or no safetensors file",
+    "explore empty": "there is no importance at empty: give a file that Importance.save wrote",
+    "explore noise.safetensors": "noise.safetensors is not a file of importance, or damaged",
     "explore run --task vqa": "--task and --class go together",
     "explore run --class 0": "--task and --class go together",
     "explore run --task vqaa --class 0": "unknown task 'vqaa'; did you mean 'vqa'?",
@@ -304,11 +309,23 @@ EXPLORE = {
     "explore run --task vqa --class 0 --samples 0": "--samples must be at least 1, found 0",
     "explore run --task vqa --class 0 --samples few": "argument --samples: expected a whole number such as 1",
     "explore run begun --task vqa --class 0": "--task looks at one run, found 2 paths",
-    "explore run --task vqa --class 0": "has no checkpoints/, so that its network is gone",
-    "explore empty --task vqa --class 0": "empty is no folder of a run: it has no config.yaml",
+    "explore run --task vqa --class 0": "has no checkpoints/, so that only its scores are left; run it again",
+    "explore empty --task vqa --class 0": "empty has no config.yaml; give the folder of a run",
     "explore run --output file.txt": "file.txt is a file; --output names the folder to write to",
     "explore run --clas 3": "--task and --class go together",
     "explore run --tsk vqa": "unknown option '--tsk'; did you mean '--task'?",
+}
+
+EXPORT = {
+    "export": "the following arguments are required: RUN, --output",
+    "export run": "the following arguments are required: --output",
+    "export '' --output x": "argument RUN: expected a word, found an empty one",
+    "export nowhere --output x": "nowhere is not a directory; give the folder of a run",
+    "export file.txt --output x": "file.txt is not a directory; give the folder of a run",
+    "export empty --output x": "empty has no config.yaml; give the folder of a run",
+    "export begun --output x": "begun has no checkpoints/, so that only its scores are left; run it again",
+    "export run --output file.txt": "file.txt is a file; --output names the folder to write to",
+    "export run --outptu x": "unknown option '--outptu'; did you mean '--output'?",
 }
 
 REPRODUCE = {
@@ -324,10 +341,10 @@ REPRODUCE = {
     "reproduce cifar100 --seeds one": "seeds are whole numbers from 0, such as 1,2,3 or 1-3; found 'one'",
     "reproduce cifar100 --seeds 1,1": "--seeds lists '1' twice",
     "reproduce cifar100 --run": "--run needs --data-root",
-    "reproduce cifar100 --run --data-root nowhere": "--data-root 'nowhere' is no folder",
-    "reproduce cifar100 --record": "the figures of cifar100 are the paper's: --record is for tables of our own",
+    "reproduce cifar100 --run --data-root nowhere": "--data-root 'nowhere' is not a directory",
+    "reproduce cifar100 --record": "the numbers of cifar100 are the paper's: --record is for tables of our own",
     "reproduce shapes --record --only ewc": "--record takes the whole table: leave out --only",
-    "reproduce shapes --runs nowhere": "--runs 'nowhere' is no folder; give one that holds runs",
+    "reproduce shapes --runs nowhere": "--runs 'nowhere' is not a directory; give one that holds runs",
     "reproduce shapes --output file.txt": "file.txt is a file; --output names the folder to write to",
     "reproduce shapes --jobs 0": "--jobs must be at least 1, found 0",
     "reproduce shapes --jobs x": "argument --jobs: expected a whole number such as 1",
@@ -343,8 +360,8 @@ DATA = {
     "doctor": "the following arguments are required: --data-root",
     "doctor --data-root": "argument --data-root: expected one argument",
     "doctor --data-root ''": "argument --data-root: expected a word, found an empty one",
-    "doctor --data-root nowhere": "--data-root 'nowhere' is no folder",
-    "doctor --data-root file.txt": "--data-root 'file.txt' is no folder",
+    "doctor --data-root nowhere": "--data-root 'nowhere' is not a directory",
+    "doctor --data-root file.txt": "--data-root 'file.txt' is not a directory",
     "doctor --data-rot empty": "unknown option '--data-rot'; did you mean '--data-root'?",
     "doctor empty": "the following arguments are required: --data-root",
     "doctor --data-root empty --order nlvr": "unknown task 'nlvr'; did you mean 'nlvr2'?",
@@ -357,7 +374,7 @@ DATA = {
     "doctor --data-root empty --set tasks": "override 'tasks' is not of the form",
     "doctor --data-root empty --depp": "unknown option '--depp'; did you mean '--deep'?",
     "prepare": "the following arguments are required: --data-root",
-    "prepare --data-root nowhere": "--data-root 'nowhere' is no folder",
+    "prepare --data-root nowhere": "--data-root 'nowhere' is not a directory",
     "prepare --data-root ''": "argument --data-root: expected a word, found an empty one",
     "prepare --data-root empty --order nlvr": "unknown task 'nlvr'; did you mean 'nlvr2'?",
     "prepare --data-root empty --order ,": "argument --order: expected items such as a,b",
@@ -385,11 +402,14 @@ REST = {
     "bench efcil loading": "unexpected word 'loading'",
     "bench efcil --jsn": "unknown option '--jsn'; did you mean '--json'?",
     "bench efcil --quik": "unknown option '--quik'; did you mean '--quick'?",
-    "list tasks": "unexpected word 'tasks'",
+    "list tasks": "unknown name 'tasks' (`mcit list` prints all)",
+    "list ewcdr": "unknown name 'ewcdr'; did you mean 'ewc_dr'?",
+    "list ''": "argument name: expected a word, found an empty one",
+    "list ewc mas": "unexpected word 'mas'",
     "list --methods": "unknown option '--methods'",
 }
 
-CASES = {**RUN, **SWEEP, **REPORT, **EXPLORE, **REPRODUCE, **DATA, **REST}
+CASES = {**RUN, **SWEEP, **REPORT, **EXPLORE, **EXPORT, **REPRODUCE, **DATA, **REST}
 
 
 @pytest.fixture(scope="module")
@@ -421,8 +441,8 @@ def check_message(message: str, words: str) -> None:
     assert words in message
     assert "Traceback" not in message
     assert "Errno" not in message
-    told = [line for line in message.splitlines() if re.match(r"mcit( \w+)?: ", line)]
-    assert len(told) == 1, message
+    messages = [line for line in message.splitlines() if re.match(r"mcit( \w+)?: ", line)]
+    assert len(messages) == 1, message
     assert REMEDY.search(message), message
 
 
@@ -433,6 +453,7 @@ def test_there_are_at_least_200_of_them():
         "sweep",
         "report",
         "explore",
+        "export",
         "reproduce",
         "doctor",
         "prepare",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import os
 import resource
 import shutil
+from typing import Any
 
 import pytest
 import torch
@@ -15,22 +17,40 @@ from torch.testing import assert_close
 
 from mcit import checkpoint
 from mcit.checkpoint import (
+    Checkpoint,
     CheckpointError,
     DamagedError,
-    Snapshot,
+    LearnerState,
+    Phase,
+    Position,
     list_checkpoints,
-    name_checkpoint,
     pack,
     prune_checkpoints,
     read_checkpoint,
+    read_position,
+    read_state,
     remove_checkpoints,
     unpack,
     write_checkpoint,
 )
 
 
-def make(value: float = 1.0) -> Snapshot:
-    return Snapshot({"step": 3, "value": value}, {"learner": {"weight": torch.full((4, 3), value)}})
+def make(value: float = 1.0, **tensors: torch.Tensor) -> Checkpoint:
+    """A small checkpoint; `value` is found again under `before`."""
+    weights = tensors or {"weight": torch.full((4, 3), value)}
+    return Checkpoint(
+        position=Position(0, "vqa", Phase.FIT, step=3, steps=9),
+        learner=LearnerState({}, weights, frozen=[], training=True),
+        method={},
+        random=[],
+        before=value,
+    )
+
+
+def assert_same_bits(found: torch.Tensor, expected: torch.Tensor) -> None:
+    assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+    bits = [tensor.contiguous().view(-1).view(torch.uint8) for tensor in (found, expected)]
+    assert bits[0].equal(bits[1])
 
 
 # What is written is what is read
@@ -47,18 +67,76 @@ def test_tensors_come_back_bit_for_bit(tmp_path):
         "whole": shared,
         "part": shared[2:4],
     }
-    write_checkpoint(tmp_path / "a", Snapshot({}, {"learner": tensors, "method": {}}))
-    found = read_checkpoint(tmp_path / "a").parts
-    assert found.keys() == {"learner"}
+    write_checkpoint(tmp_path / "a", make(**tensors))
+    found = read_checkpoint(tmp_path / "a").learner.tensors
+    assert found.keys() == tensors.keys()
     for name, tensor in tensors.items():
-        again = found["learner"][name]
-        assert (again.dtype, again.shape) == (tensor.dtype, tensor.shape)
-        assert (
-            again.contiguous()
-            .view(-1)
-            .view(torch.uint8)
-            .equal(tensor.contiguous().view(-1).view(torch.uint8))
-        )
+        assert_same_bits(found[name], tensor)
+
+
+FULL = Checkpoint(
+    position=Position(2, "nlvr2", Phase.FITTED, step=7, steps=8),
+    learner=LearnerState(
+        structure={"heads": [{"name": "vqa", "outputs": 5}]},
+        tensors={"encoder.weight": torch.arange(3.0)},
+        frozen=["encoder.bias"],
+        training=False,
+        base="abc",
+    ),
+    method={"anchor": {"w": torch.ones(2)}, "tasks": 2},
+    random=[{"torch": "00ff"}, {"torch": "ff00"}],
+    optimizer={0: {"exp_avg": torch.full((2,), 0.5), "step": 4}},
+    scaler={"scale": 65536.0},
+    result={"matrix": {"rows": [[50.0], [40.0, 60.0]]}},
+    experiment={"seed": 1},
+    data={"vqa": {"annotations": {"content": "12", "times": "34"}}},
+    launch={"processes": 2, "precision": "no"},
+    origin={"torch": "2.6"},
+    before=12.5,
+    provenance={"mcit": "0.2.0"},
+    log={"bytes": 10, "sha256": "ab"},
+    importance_files={"01-vqa.safetensors": "cd"},
+    extra={"importance": {"values": torch.zeros(3)}},
+)
+FIELDS = [field.name for field in dataclasses.fields(Checkpoint)]
+
+
+def test_the_full_checkpoint_of_these_tests_has_no_field_at_its_default():
+    for field in dataclasses.fields(Checkpoint):
+        assert getattr(FULL, field.name), field.name
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_a_field_survives_being_written_and_read(tmp_path, name):
+    write_checkpoint(tmp_path / "a", FULL)
+    expected = getattr(FULL, name)
+    found = getattr(read_checkpoint(tmp_path / "a"), name)
+    assert type(found) is type(expected)
+    assert_same_values(found, expected)
+
+
+def assert_same_values(found: Any, expected: Any) -> None:
+    """The same nested values; tensors to the last bit."""
+    if dataclasses.is_dataclass(expected):
+        found = vars(found)
+        expected = vars(expected)
+    if isinstance(expected, torch.Tensor):
+        assert_same_bits(found, expected)
+    elif isinstance(expected, dict):
+        assert list(found) == list(expected)
+        for key, value in expected.items():
+            assert_same_values(found[key], value)
+    else:
+        assert found == expected
+
+
+def test_a_checkpoint_is_read_without_its_tensors_too(tmp_path):
+    write_checkpoint(tmp_path / "a", FULL)
+    found = read_state(tmp_path / "a")
+    assert found.position == FULL.position
+    assert found.result == FULL.result
+    assert found.learner.tensors == {"encoder.weight": None}
+    assert found.method == {"anchor": {"w": None}, "tasks": 2}
 
 
 def test_nested_states_come_back_as_they_were():
@@ -100,7 +178,7 @@ def test_a_kill_at_any_moment_of_writing_leaves_the_old_or_the_new(tmp_path, mon
         with pytest.raises(Killed):
             write_checkpoint(folder / "00-fit-00000002", make(2.0))
         found = list_checkpoints(folder)
-        values = [read_checkpoint(path).about["value"] for path in found]
+        values = [read_checkpoint(path).before for path in found]
         assert values in ([1.0], [2.0, 1.0])
         clock.wind(None)
         write_checkpoint(folder / "00-fit-00000002", make(2.0))
@@ -114,7 +192,7 @@ def test_a_kill_at_any_moment_of_writing_leaves_the_old_or_the_new(tmp_path, mon
 @pytest.mark.parametrize("way", ["size limit", "disk full"])
 def test_what_cannot_be_written_leaves_what_was_there(tmp_path, monkeypatch, way):
     write_checkpoint(tmp_path / "00-fitted", make(1.0))
-    large = Snapshot({}, {"learner": {"weight": torch.zeros(1 << 16)}})
+    large = make(weight=torch.zeros(1 << 16))
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     if way == "disk full":
 
@@ -126,20 +204,20 @@ def test_what_cannot_be_written_leaves_what_was_there(tmp_path, monkeypatch, way
         if way == "size limit":
             resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 14, before[1]))
         with pytest.raises(
-            CheckpointError, match=r"00-done could not be written: .*go on with --resume"
+            CheckpointError, match=r"00-done could not be written: .*continue with --resume"
         ) as caught:
             write_checkpoint(tmp_path / "00-done", large)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert way == "size limit" or "No space left on device" in str(caught.value)
     assert [path.name for path in tmp_path.iterdir()] == ["00-fitted"]
-    assert read_checkpoint(tmp_path / "00-fitted").about["value"] == 1.0
+    assert read_checkpoint(tmp_path / "00-fitted").before == 1.0
 
 
 def test_of_two_that_write_the_same_the_first_stays(tmp_path):
     write_checkpoint(tmp_path / "entry", make(1.0))
-    write_checkpoint(tmp_path / "entry", make(2.0), yield_to_others=True)
-    assert read_checkpoint(tmp_path / "entry").about["value"] == 1.0
+    write_checkpoint(tmp_path / "entry", make(2.0), keep_existing=True)
+    assert read_checkpoint(tmp_path / "entry").before == 1.0
     assert [path.name for path in tmp_path.iterdir()] == ["entry"]
 
 
@@ -194,7 +272,7 @@ DAMAGES = {
         lambda p: (p / "learner.safetensors").unlink(),
         "learner.safetensors is missing",
     ),
-    "missing digests": (lambda p: (p / "SHA256SUMS").unlink(), "SHA256SUMS cannot be read"),
+    "missing digests": (lambda p: (p / "SHA256SUMS").unlink(), "SHA256SUMS is missing"),
     "empty digests": (lambda p: os.truncate(p / "SHA256SUMS", 0), "does not name state.json"),
     "changed weights without a digest": (change_unlisted, "does not name learner.safetensors"),
     "a file that is gone with its digest": (remove_unlisted, "does not name learner.safetensors"),
@@ -204,7 +282,7 @@ DAMAGES = {
         "does not name junk.safetensors",
     ),
     "a stray folder": (lambda p: (p / "old").mkdir(), "does not name old"),
-    "a pipe in place of the digests": (put_pipe, "SHA256SUMS cannot be read"),
+    "a pipe in place of the digests": (put_pipe, "SHA256SUMS is missing"),
 }
 
 
@@ -217,16 +295,18 @@ def test_damage_is_seen_and_named(tmp_path, kind):
         read_checkpoint(tmp_path / "00-done")
 
 
-def test_another_version_is_no_damage_and_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint, "FORMAT", "mcit checkpoint 2")
+def test_a_checkpoint_of_another_format_is_refused_by_name_and_is_no_damage(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "FORMAT", "mcit checkpoint 1")
     write_checkpoint(tmp_path / "00-done", make())
     monkeypatch.undo()
-    with pytest.raises(
-        CheckpointError,
-        match=r"has the format 'mcit checkpoint 2' where .* reads 'mcit checkpoint 1'",
-    ) as e:
-        read_checkpoint(tmp_path / "00-done")
-    assert not isinstance(e.value, DamagedError)
+    words = (
+        r"00-done has the format 'mcit checkpoint 1', and this version of mcit reads "
+        r"'mcit checkpoint 2': resume with the version that wrote it"
+    )
+    for read in (read_checkpoint, read_state):
+        with pytest.raises(CheckpointError, match=words) as caught:
+            read(tmp_path / "00-done")
+        assert not isinstance(caught.value, DamagedError)
 
 
 # Names
@@ -234,19 +314,38 @@ def test_another_version_is_no_damage_and_says_so(tmp_path, monkeypatch):
 
 def test_names_sort_by_task_phase_and_step(tmp_path):
     places = [
-        (0, "fit", 2),
-        (0, "fit", 10),
-        (0, "fitted", 0),
-        (0, "done", 0),
-        (1, "fit", 1),
-        (10, "fitted", 0),
+        (0, Phase.FIT, 2),
+        (0, Phase.FIT, 10),
+        (0, Phase.FITTED, 0),
+        (0, Phase.DONE, 0),
+        (1, Phase.FIT, 1),
+        (10, Phase.FITTED, 0),
     ]
-    names = [name_checkpoint(*place) for place in places]
-    for name in (*names, "notes", ".00-done-12345678.tmp"):
+    names = [Position(stage, "vqa", phase, step).name for stage, phase, step in places]
+    for name in (*names, "notes", "00-fit", "00-done-00000001", ".00-done-12345678.tmp"):
         (tmp_path / name).mkdir()
     assert [path.name for path in list_checkpoints(tmp_path)] == names[::-1]
+    assert [read_position(tmp_path / name) for name in names] == [place[:2] for place in places]
     prune_checkpoints(tmp_path, keep=2)
-    assert {path.name for path in tmp_path.iterdir()} == {*names[-2:], "notes"}
+    others = {"notes", "00-fit", "00-done-00000001"}
+    assert {path.name for path in tmp_path.iterdir()} == {*names[-2:], *others}
     remove_checkpoints(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["notes"]
+    assert {path.name for path in tmp_path.iterdir()} == others
     assert list_checkpoints(tmp_path / "nowhere") == []
+
+
+@pytest.mark.parametrize(
+    ("position", "following", "words"),
+    [
+        (Position(1, "vcr", Phase.FIT, 150, 400), 1, "after 150 of 400 steps of vcr (task 2 of 4)"),
+        (
+            Position(1, "vcr", Phase.FITTED),
+            1,
+            "after all steps, before the scores, of vcr (task 2 of 4)",
+        ),
+        (Position(1, "vcr", Phase.DONE), 2, "after vcr (task 2 of 4)"),
+    ],
+)
+def test_a_position_says_where_it_is_and_what_comes_next(position, following, words):
+    assert position.next_stage == following
+    assert position.describe(4) == words

@@ -13,11 +13,15 @@ from pathlib import Path
 import pytest
 
 import mcit.methods
-from mcit.cli import _parser, main
-from mcit.commands.run import read_config
-from mcit.config import parse, read_yaml
+from mcit.arguments import Parser
+from mcit.cli import main
+from mcit.commands.run import add_options, read_config
+from mcit.config.files import read_yaml
+from mcit.config.parse import parse
+from mcit.config.schema import RunConfig
 from mcit.errors import McitError
-from mcit.registry import method_names, task_names
+from mcit.registry import METHOD, TASK, list_names
+from mcit.training.trainer import Trainer
 
 ROOT = Path(__file__).parent.parent
 TINY = ["--order", "shapes:2x1", "--quiet"]
@@ -35,17 +39,19 @@ ONLY_PAIRS = ("adapters", "freeze_bottom", "freeze_encoder", "single")
 
 @pytest.fixture(autouse=True)
 def somewhere(tmp_path, monkeypatch) -> Path:
-    """An empty working directory; the cache is beside it. Figures take seconds to draw and have tests of their own."""
+    """An empty working directory; the cache is beside it. Figures take seconds to draw and have
+    tests of their own."""
     folder = tmp_path / "work"
     folder.mkdir()
-    monkeypatch.setattr("mcit.reports.report.write_figures", lambda groups, folder: [])
+    monkeypatch.setattr("mcit.reports.figures.write_figures", lambda *options: [])
     monkeypatch.chdir(folder)
     monkeypatch.setenv("MCIT_CACHE", str(tmp_path / "cache"))
     return folder
 
 
 def refuse(capsys, *argv: str) -> str:
-    """The message on stderr of a command that must fail with code 2, and print nothing else there."""
+    """The message on stderr of a command that must fail with code 2, and print nothing else
+    there."""
     assert main(argv) == 2
     message = capsys.readouterr().err
     assert message.startswith("mcit: ")
@@ -54,7 +60,9 @@ def refuse(capsys, *argv: str) -> str:
 
 
 def config_of(*argv: str):
-    return read_config(_parser().parse_args(["run", *argv]))
+    parser = Parser()
+    add_options(parser)
+    return read_config(parser.parse_args(argv))
 
 
 # --- what needs no run
@@ -97,8 +105,10 @@ def test_list_says_in_a_line_what_every_task_and_method_does(capsys):
     named = {
         line.split()[0]: line.split(maxsplit=1)[1] for line in printed if line.startswith("  ")
     }
-    assert list(named) == [*task_names(), *method_names()]
-    assert named["finetune"] == "Plain finetuning, task after task: the lower bound."
+    assert list(named) == [*list_names(TASK), *list_names(METHOD)]
+    assert named["finetune"] == (
+        "Plain finetuning, task after task: nothing is protected, the lower bound."
+    )
     assert named["nlvr2"] == "NLVR2: is a statement true of a pair of images?"
 
 
@@ -155,17 +165,17 @@ def test_a_misspelt_command_exits_with_code_2(capsys, argv):
         (["--order", "vqa", "--set", "model.name=resnet18"], "'resnet18', which reads no text"),
         (
             ["--order", "shapes:5x4", "--set", "model.name=embedded"],
-            "data sets are learned by 'resnet18'",
+            "'embedded', a ViLT; use 'resnet18' for shapes, or an image model",
         ),
-        (["--order", "vqa", "--data-root", "nowhere"], "--data-root 'nowhere' is no folder"),
+        (["--order", "vqa", "--data-root", "nowhere"], "--data-root 'nowhere' is not a directory"),
         (["--order", "cifar100:10x10"], "no data root given: CIFAR-100 is"),
         (
             ["--order", "shapes:5x4", "--method", "lwf", "--set", "model.name=embedded"],
-            "are learned by 'resnet18'",
+            "use 'resnet18' for shapes",
         ),
         (
             ["--order", "vqa,vcr", "--set", "model.name=resnet18"],
-            "vision-language tasks need a ViLT",
+            "'resnet18', which reads no text; use a ViLT for vqa, vcr",
         ),
         (["--order", "vqa,vcr", "--set", "model.width=16"], "model.width is an option of resnet18"),
         (["--order", "vqa,vcr", "--method", "lwf"], "heads of their own cannot answer"),
@@ -185,7 +195,7 @@ def test_a_misspelt_command_exits_with_code_2(capsys, argv):
             ["--order", "vqa", "--single", "nowhere"],
             "'single' names 'nowhere', which has no scores.json",
         ),
-        (["--resume", "--output", "nowhere"], "nowhere holds no run to go on with"),
+        (["--resume", "--output", "nowhere"], "nothing to resume in nowhere; pass --order"),
         (
             ["--order", "shapes:5x4", "--method", "ewc", "--set", "method.strength=1e308"],
             "'method.strength' must be a fi",
@@ -204,7 +214,7 @@ def test_a_misspelt_command_exits_with_code_2(capsys, argv):
         ),
         (
             ["--order", "shapes:5x4", "--output", "a\0b"],
-            "'output' is 'a\\x00b', and no folder's name can hold",
+            "'output' is 'a\\x00b', and a folder's name cannot hold",
         ),
         (
             ["--order", "shapes:5x4", "--output", "a\udcff"],
@@ -358,14 +368,15 @@ def test_a_dry_run_prints_a_plan_and_writes_nothing(capsys, tmp_path, somewhere)
         "800",
         "score plain",
         "M parameters",
-        "GiB for the optimizer",
+        "GiB of it for the optimizer",
         " s of fitting, importance and scoring on this machine",
-        "nothing was written",
+        "nothing was kept or written",
     ):
         assert words in printed
     assert "…" not in printed
     assert list(somewhere.iterdir()) == []
-    assert not (tmp_path / "cache").exists()
+    # `evaluate` makes empty folders for its metrics
+    assert [path for path in (tmp_path / "cache").rglob("*") if path.is_file()] == []
 
 
 BROKEN = """
@@ -400,11 +411,11 @@ def test_a_dry_run_finds_a_mistake_in_a_hook_of_an_own_method(monkeypatch, tmp_p
         main(["run", *TINY, "--method", name, "--dry-run"])
 
 
-@pytest.mark.parametrize("method", [name for name in method_names() if name not in ONLY_PAIRS])
+@pytest.mark.parametrize("method", [name for name in list_names(METHOD) if name not in ONLY_PAIRS])
 def test_every_method_goes_through_a_dry_run_where_one_head_grows(capsys, somewhere, method):
     words = ["--order", "shapes:2x2", "--set", "tasks.shapes.classes=4", "--set", "model.width=4"]
     assert main(["run", *words, "--method", method, "--dry-run"]) == 0
-    assert "one step and the end of every task were tried" in capsys.readouterr().out
+    assert "a few steps and the end of every task were tried" in capsys.readouterr().out
     assert list(somewhere.iterdir()) == []
 
 
@@ -447,8 +458,8 @@ def test_figures_of_somebody_else_are_never_mixed_with_a_runs(capsys, somewhere,
     figure.write_text("mine")
     message = refuse(capsys, "run", *TINY, "--output", "paper", *more)
     assert (
-        "paper holds no run, but files in figures/, where a run has its own; choose another --output"
-        in message
+        "paper holds no run, but files in figures/, where a run has its own; choose another "
+        "--output" in message
     )
     assert [path.name for path in (somewhere / "paper").rglob("*")] == ["figures", "mine.pdf"]
 
@@ -464,10 +475,10 @@ def test_what_is_in_the_way_of_a_folder_is_found_before_training(
         path.write_text("")
     else:
         path.symlink_to("nowhere")
-    monkeypatch.setattr("mcit.training.Trainer.fit", lambda *_: pytest.fail("a task was learned"))
+    monkeypatch.setattr(Trainer, "fit", lambda *_, **__: pytest.fail("a task was learned"))
     message = refuse(capsys, "run", *TINY, "--output", "out", "--overwrite")
     assert (
-        f"out/{name} is in the way: the run writes a folder of that name; remove it or rename it"
+        f"out/{name} is in the way: the run writes a folder of that name; remove or rename it"
         in message
     )
 
@@ -483,7 +494,7 @@ def test_a_run_leaves_what_it_says(capsys, somewhere):
         "report.md",
         "report.html",
         "config.yaml",
-        "passport.json",
+        "provenance.json",
         "log.jsonl",
     }
     scores = json.loads((folder / "scores.json").read_text(encoding="utf-8"))
@@ -509,7 +520,7 @@ def test_a_run_leaves_what_it_says(capsys, somewhere):
     assert scores["estimator"] in report
     assert "score plain" in printed
     resolved = read_yaml(folder / "config.yaml")
-    assert parse(type(config_of()), resolved).method.options == {"strength": 100.0}
+    assert parse(RunConfig, resolved).method.options == {"strength": 100.0}
     assert [
         json.loads(line)["event"] for line in (folder / "log.jsonl").read_text().splitlines()
     ].count("task") == 2
@@ -521,7 +532,7 @@ def test_a_run_never_writes_over_another_unless_told_to(capsys, somewhere):
     capsys.readouterr()
     before = {path: path.read_bytes() for path in output.rglob("*.*")}
     message = refuse(capsys, "run", *TINY, "--output", "out")
-    assert "out already holds a run; choose another --output, or say --overwrite" in message
+    assert "out already holds a run; choose another --output, or pass --overwrite" in message
     assert {path: path.read_bytes() for path in output.rglob("*.*")} == before
     (output / "notes.txt").write_text("mine")
     lines = len((output / "log.jsonl").read_text().splitlines())
@@ -587,7 +598,7 @@ finally:
 """
     done = start("-c", code, cwd=somewhere)
     assert done.returncode == 0, done.stderr
-    assert "nothing was kept and nothing was written" in done.stdout
+    assert "nothing was kept or written" in done.stdout
     places = done.stdout.splitlines()[-1].split()
     assert places == [
         str(ROOT / part) for part in ("mcit/__init__.py", "tasks/shapes.py", "configs/__init__.py")
@@ -633,12 +644,12 @@ def test_a_file_that_an_own_task_does_not_find_keeps_its_traceback(own_task):
 @pytest.mark.parametrize(
     ("error", "parent"),
     [
-        ("mcit.config.ConfigError", ValueError),
-        ("mcit.task.DataError", ValueError),
+        ("mcit.errors.ConfigError", ValueError),
+        ("mcit.errors.DataError", ValueError),
         ("mcit.registry.UnknownName", LookupError),
         ("mcit.checkpoint.CheckpointError", OSError),
-        ("mcit.runner.run_folder.FolderError", OSError),
-        ("mcit.training.DivergedError", FloatingPointError),
+        ("mcit.errors.FolderError", OSError),
+        ("mcit.errors.DivergedError", FloatingPointError),
     ],
 )
 def test_errors_that_are_the_users_have_one_base_and_keep_their_parents(error, parent):
@@ -689,7 +700,7 @@ def test_what_a_run_finds_of_itself_is_not_said_to_be_foreign(capsys, somewhere)
 
 def test_the_flavour_is_not_told_before_an_error(capsys, tmp_path):
     assert main(["run", "--order", "cifar100:10x10", "--data-root", str(tmp_path)]) == 2
-    assert "flavour" not in capsys.readouterr().out
+    assert "preset" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

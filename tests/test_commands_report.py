@@ -6,6 +6,8 @@ import csv
 import io
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,8 +17,8 @@ from rich.console import Console
 
 from mcit.cli import main
 from mcit.commands.report import choose_output
-from mcit.commands.run import finish
-from mcit.reports.formats import Table, format_csv, print_tables
+from mcit.commands.run import write_report_and_print
+from mcit.reports.formats import Cell, Column, Row, Table, TableKind, print_tables
 from mcit.reports.tables import print_table
 
 PLENTY = {
@@ -37,8 +39,7 @@ def write_runs(folder: Path, methods: tuple[str, ...] = ("ewc", "ewc_dr", "mas")
 @pytest.fixture
 def no_figures(monkeypatch):
     """Drawing takes seconds, and one test does it for all."""
-    monkeypatch.setattr("mcit.reports.report.write_figures", lambda groups, folder: [])
-    monkeypatch.setattr("mcit.reports.report._write_ranks", lambda groups, folder: [])
+    monkeypatch.setattr("mcit.reports.figures.write_figures", lambda *options: [])
 
 
 @pytest.mark.slow
@@ -72,7 +73,7 @@ def test_one_command_makes_tables_figures_and_pages(tmp_path, capsys):
         "## Methods on vqa,nlvr2,snli-ve,vcr",
         "**44.00 ± 2.83",
         f"    mcit report {runs}",
-        "- ewc-seed1: `mcit run`",
+        "- ewc-seed1\n\n      mcit run\n",
     ):
         assert words in page
     assert f"written to {report}: report.md, report.html, tables/, figures/" in printed
@@ -129,22 +130,56 @@ def test_results_of_others_are_reported_beside_ours(tmp_path, no_figures, capsys
     assert main(["report", str(folder), str(tmp_path / "lwf.csv")]) == 0
     printed = capsys.readouterr().out
     assert "│ lwf" in printed
-    assert "lwf: from lwf.csv; how it was made is not stated." in printed
-    assert "before comparing: lwf.csv comes from elsewhere" in printed
-    assert "44.00 (–)" in printed  # no chance level, no forgetting transfer
+    assert "lwf: how it was made is not stated." in printed
+    assert "before comparing: lwf comes from elsewhere" in printed
+    # no chance level, no forgetting transfer
+    assert "44.00 (–)" in printed
 
 
-def test_foreign_results_alone_can_be_reported(tmp_path, no_figures):
+def test_external_results_alone_can_be_reported(tmp_path, no_figures):
     (tmp_path / "lwf.csv").write_text("a,b\n80\n60,90\n", encoding="utf-8")
     assert main(["report", str(tmp_path / "lwf.csv")]) == 0
     assert (tmp_path / "report" / "report.md").read_text(encoding="utf-8").startswith("# lwf\n")
+
+
+@pytest.mark.slow
+def test_figures_for_a_paper_fit_its_columns(tmp_path, capsys):
+    runs = write_runs(tmp_path / "runs", ("ewc", "ewc_dr"))
+    assert main(["report", str(runs), "--style", "paper"]) == 0
+    drawn = (runs / "report" / "figures" / "overview.svg").read_text(encoding="utf-8")
+    width = float(re.search(r'width="([\d.]+)pt"', drawn)[1])
+    assert width == pytest.approx(3.3 * 72)
+
+
+def test_a_missing_library_is_named_with_the_command_that_installs_it(
+    tmp_path, capsys, monkeypatch
+):
+    runs = write_runs(tmp_path / "runs", ("ewc",))
+    monkeypatch.setattr(
+        "mcit.reports.extras.find_spec", lambda name: None if name == "scipy" else name
+    )
+    assert main(["report", str(runs)]) == 2
+    assert capsys.readouterr().err == (
+        'mcit: reports need scipy, not installed here: run pip install "mcit[report]"\n'
+    )
+    assert not (runs / "report" / "report.md").exists()
+
+
+def test_reading_and_tabulating_runs_needs_neither_matplotlib_nor_scipy():
+    code = (
+        "import sys\n"
+        "import mcit.reports.caveats, mcit.reports.page, mcit.reports.report, mcit.reports.tables\n"
+        "assert not {'matplotlib', 'scipy'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(
     ("form", "words"),
     [
         ("markdown", "| ewc | 2 |"),
-        ("latex", "\\begin{tabular}{lrrrrrrrr}"),
+        ("latex", "\\begin{tabular}{l@{\\hspace{8pt}}r@{\\hspace{8pt}}r@{\\,}r@{\\,}r"),
         ("csv", "ewc,2,42.00,2.83,"),
     ],
 )
@@ -169,9 +204,9 @@ def test_unfinished_and_different_runs_are_told_before_comparing(tmp_path, no_fi
     runs = write_runs(tmp_path / "runs", ("ewc",))
     write_run(runs / "late", make_scores("mas", PLENTY[1][:2], seed=3))
     assert main(["report", str(runs)]) == 0
-    assert "before comparing: late is not complete (2 of 4 tasks)" in capsys.readouterr().out
+    assert "before comparing: late is unfinished (2 of 4 tasks)" in capsys.readouterr().out
     page = (runs / "report" / "report.md").read_text(encoding="utf-8")
-    assert "Before comparing:\n\n- late is not complete (2 of 4 tasks)" in page
+    assert "Before comparing:\n\n- late is unfinished (2 of 4 tasks)" in page
 
 
 def test_what_cannot_be_reported_is_told_in_one_line(tmp_path, capsys):
@@ -184,7 +219,7 @@ def test_what_cannot_be_reported_is_told_in_one_line(tmp_path, capsys):
 
 def test_a_run_ends_with_its_report(tmp_path, no_figures, capsys):
     folder = write_run(tmp_path / "run", make_scores("ewc", PLENTY[1]))
-    finish(folder, "mcit run --order x")
+    write_report_and_print(folder, "mcit run --order x")
     assert (folder / "report.md").read_text(encoding="utf-8").endswith("    mcit run --order x\n")
     assert (folder / "report.html").is_file()
     printed = capsys.readouterr().out
@@ -215,8 +250,8 @@ def test_what_is_no_run_among_many_is_left_out_and_said(tmp_path, no_figures, ca
     (runs / "nohup.out").write_text("some words")
     assert main(["report", *sorted(str(path) for path in runs.iterdir())]) == 0
     printed = capsys.readouterr().out
-    assert f"left out: {runs / 'begun'} holds no run: no task of it is finished yet" in printed
-    assert f"left out: {runs / 'nohup.out'} is no matrix of scores" in printed
+    assert f"left out: {runs / 'begun'} holds no run: none of its tasks is finished yet" in printed
+    assert f"left out: {runs / 'nohup.out'} is not a matrix of scores" in printed
 
 
 def test_what_is_left_out_does_not_disturb_what_is_read_on(tmp_path, no_figures, capsys):
@@ -230,11 +265,11 @@ def test_what_is_left_out_does_not_disturb_what_is_read_on(tmp_path, no_figures,
 
 def test_one_folder_without_a_run_is_still_an_error(tmp_path, capsys):
     assert main(["report", str(tmp_path)]) == 2
-    assert f"{tmp_path} holds no run, for there is no scores.json" in capsys.readouterr().err
+    assert f"{tmp_path} holds no run: there is no scores.json" in capsys.readouterr().err
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     assert main(["report", str(tmp_path / "a"), str(tmp_path / "b")]) == 2
-    assert "there is no run among what was given:\n  - " in capsys.readouterr().err
+    assert "none of the paths holds a run:\n  - " in capsys.readouterr().err
 
 
 def test_a_misspelt_folder_among_many_is_still_an_error(tmp_path, capsys):
@@ -274,7 +309,7 @@ def test_a_matrix_of_one_row_is_counted_as_one_everywhere(tmp_path, no_figures, 
     assert main(["report", str(tmp_path / "lwf.csv")]) == 0
     printed = capsys.readouterr().out
     assert "lwf (1 of 2 tasks)" in printed
-    assert "Not complete: 1 of 2 tasks are learned" in printed
+    assert "Unfinished: averages are over 1 of 2 tasks." in printed
     assert "0 of 2" not in printed
 
 
@@ -291,7 +326,7 @@ NAMES = [
 ]
 
 
-def write_foreign(folder: Path, names: list[str]) -> Path:
+def write_external(folder: Path, names: list[str]) -> Path:
     rows = [[90.0 - number - task for task in range(number + 1)] for number in range(len(names))]
     data = {"method": names[0], "tasks": names, "matrix": rows, "chance": [1.0] * len(names)}
     (folder / "odd.json").write_text(json.dumps(data), encoding="utf-8")
@@ -300,11 +335,11 @@ def write_foreign(folder: Path, names: list[str]) -> Path:
 
 def test_names_of_any_kind_are_drawn_written_and_shown(tmp_path):
     assert (
-        main(["report", str(write_foreign(tmp_path, NAMES)), "--output", str(tmp_path / "out")])
+        main(["report", str(write_external(tmp_path, NAMES)), "--output", str(tmp_path / "out")])
         == 0
     )
     figures = sorted(path.name for path in (tmp_path / "out" / "figures").iterdir())
-    assert {"average.svg", "matrix.svg", "forgetting.svg"} <= set(figures)
+    assert {"curves.svg", "matrix.svg", "forgetting.svg"} <= set(figures)
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     assert "$title $$" in page
     assert "\\$" not in page  # what matplotlib needs is for matplotlib only
@@ -312,14 +347,14 @@ def test_names_of_any_kind_are_drawn_written_and_shown(tmp_path):
 
 def test_half_of_a_character_in_a_name_is_refused(tmp_path, capsys):
     """JSON can hold half of a surrogate pair, which neither a terminal nor a file in UTF-8 can."""
-    assert main(["report", str(write_foreign(tmp_path, ["a\ud800", "b"]))]) == 2
-    assert "'method' must be text, found 'a\\ud800'" in capsys.readouterr().err
+    assert main(["report", str(write_external(tmp_path, ["a\ud800", "b"]))]) == 2
+    assert "it holds half of a character: '\\ud800'" in capsys.readouterr().err
 
 
 def test_no_cell_of_a_csv_is_a_formula_and_numbers_stay_numbers(tmp_path, no_figures):
     names = ["=HYPERLINK(1)", "+1+cmd", "-2+3", "@SUM(1)", "\tx", "plain"]
     assert (
-        main(["report", str(write_foreign(tmp_path, names)), "--output", str(tmp_path / "out")])
+        main(["report", str(write_external(tmp_path, names)), "--output", str(tmp_path / "out")])
         == 0
     )
     with (tmp_path / "out" / "tables" / "matrix.csv").open(encoding="utf-8", newline="") as file:
@@ -331,14 +366,9 @@ def test_no_cell_of_a_csv_is_a_formula_and_numbers_stay_numbers(tmp_path, no_fig
     assert next(row for row in rows if row[0] == "plain")[1] == "85.00"
 
 
-def test_a_negative_number_in_a_csv_is_no_text():
-    table = Table("pairs", "Pairs", ["pair", "difference"], [["a - b", "-2.50"], ["-a", "+1.00"]])
-    assert format_csv(table) == "pair,difference\na - b,-2.50\n'-a,+1.00\n"
-
-
 def test_markdown_has_no_html_and_no_link_of_a_name(tmp_path, no_figures):
     assert (
-        main(["report", str(write_foreign(tmp_path, NAMES)), "--output", str(tmp_path / "out")])
+        main(["report", str(write_external(tmp_path, NAMES)), "--output", str(tmp_path / "out")])
         == 0
     )
     for page in ("report.md", "tables/matrix.md"):
@@ -364,20 +394,14 @@ def show(tables: list, width: int, terminal: bool = True) -> list[str]:
 
 
 def make_wide(label: str = "ewc_dr", tasks: int = 5) -> Table:
-    header = [
-        "method",
-        *(f"shapes[{4 * n}-{4 * n + 3}]" for n in range(tasks)),
-        "A_t",
-        "A_new",
-        "A_old",
+    names = [f"shapes[{4 * n}-{4 * n + 3}]" for n in range(tasks)]
+    columns = [Column(name) for name in ("method", *names, "A_t", "A_new", "A_old")]
+    cells = [Cell(10.0 * n, 1.0, float(n)) for n in range(1, tasks + 1)]
+    rows = [
+        Row("chance", [Cell(5.0)] * (tasks + 3), reference=True),
+        Row(label, [*cells, Cell(1.0), Cell(2.0), Cell(3.0)]),
     ]
-    cells = [f"{10 * n}.00 ± 1.00 ({n}.00)" for n in range(1, tasks + 1)]
-    return Table(
-        "wide",
-        "Wide",
-        header,
-        [["chance", *["5.00"] * (tasks + 3)], [label, *cells, "1.00", "2.00", "3.00"]],
-    )
+    return Table(TableKind.COMPARISON, "wide", "Wide", columns, rows)
 
 
 @pytest.mark.parametrize("width", [40, 80, 100, 120, 137])
@@ -395,10 +419,10 @@ def test_no_border_is_broken_on_a_narrow_terminal(width, label):
             len(first) + 1
         }  # every line of a block is as wide as its top
     shown = "".join(lines).replace(" ", "")
-    for cell in [*table.header[1:], *table.rows[1][1:]]:
-        assert (
-            cell.replace(" ", "") in shown or width == 40
-        )  # where even a figure goes over two lines
+    heads = [column.head for column in table.columns[1:]]
+    for cell in [*heads, *table.texts(table.rows[1])[1:]]:
+        # on 40 columns even a number goes over two lines
+        assert cell.replace(" ", "") in shown or width == 40
 
 
 def test_a_table_that_nearly_fits_is_set_closer():

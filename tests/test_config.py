@@ -1,4 +1,5 @@
-"""Configuration: what is accepted, what is refused and in which words, and that nothing is lost on the way."""
+"""Configuration: what is accepted, what is refused and in which words, and that nothing is lost on
+the way."""
 
 from __future__ import annotations
 
@@ -13,23 +14,12 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mcit.commands.run import find_config
-from mcit.config import (
-    ConfigError,
-    LoraConfig,
-    ModelConfig,
-    RunConfig,
-    Selection,
-    TrainingConfig,
-    layer,
-    override,
-    parse,
-    read_yaml,
-    suggest,
-    to_dict,
-    to_yaml,
-)
-from mcit.registry import find_task, method_names, task_names
+from mcit.config.files import find_config, read_yaml, to_yaml
+from mcit.config.parse import Selection, layer, override, parse, to_dict
+from mcit.config.schema import LoraConfig, ModelConfig, RunConfig, TrainingConfig
+from mcit.errors import ConfigError
+from mcit.registry import METHOD, TASK, find_task, list_names
+from mcit.spelling import suggest
 from mcit.task import Recipe
 
 FOLDER = Path(__file__).parent.parent / "configs"
@@ -118,7 +108,7 @@ def test_malformed_overrides_are_all_named():
     with pytest.raises(ConfigError) as caught:
         override({"order": ["vqa"]}, ["seed", "=3", "a..b=1", "order.first=vqa", "seed=2"])
     assert len(caught.value.problems) == 4
-    assert "order is no section" in caught.value.problems[3]
+    assert "order is not a section" in caught.value.problems[3]
 
 
 @pytest.mark.parametrize(
@@ -181,6 +171,7 @@ def test_values_take_the_type_of_their_field(name, given, value):
         ("inner", {"rate": float("-inf")}, "'inner.rate' must be a finite number"),
         ("inner", {"rate": 1e39}, "'inner.rate' must be a finite number"),
         ("inner", {"rate": 10**400}, "'inner.rate' must be a finite number"),
+        ("inner", {"rate": -(10**400)}, "'inner.rate' must be a finite number"),
     ],
 )
 def test_a_wrong_type_is_refused_by_name(name, given, words):
@@ -266,7 +257,7 @@ def test_what_a_section_says_of_itself_is_told_with_its_place():
     from mcit.methods.ewc import Ewc
 
     with pytest.raises(ConfigError, match=r"method\.estimator: estimator\.cap must be above 0"):
-        parse(Ewc, {"estimator": {"cap": -1}}, where="method")
+        parse(Ewc, {"strength": 1, "estimator": {"cap": -1}}, where="method")
 
 
 @pytest.mark.parametrize("value", [None, {}, {"strength": 1}, {"name": 3}, ["ewc"]])
@@ -386,7 +377,7 @@ def test_every_kind_of_field_survives_a_round_trip(config):
     assert data["folder"] is None or type(data["folder"]) is str  # plain values only
 
 
-@pytest.mark.parametrize("name", [n for n in task_names() if n != "shapes"])
+@pytest.mark.parametrize("name", [n for n in list_names(TASK) if n != "shapes"])
 def test_the_options_of_a_task_survive_a_round_trip(name):
     task = find_task(name)(root=Path("some/where"))
     data = {key: value for key, value in to_dict(task).items() if key != "part"}
@@ -478,8 +469,8 @@ def test_anchors_and_merges_of_yaml_work(tmp_path):
 def test_every_shipped_configuration_parses_and_names_what_exists(path):
     config = parse(RunConfig, read_yaml(path))
     names = {item.partition(":")[0] for item in config.order}
-    assert names | set(config.tasks) <= set(task_names())
-    assert {config.method.name, *config.methods} <= set(method_names())
+    assert names | set(config.tasks) <= set(list_names(TASK))
+    assert {config.method.name, *config.methods} <= set(list_names(METHOD))
     for item in config.order:
         name, _, split = item.partition(":")
         tasks = find_task(name).sequence(split or None, config.tasks.get(name, {}), config.seed)

@@ -1,4 +1,4 @@
-"""The files in configs/accelerate/, as accelerate itself reads them, and what a run makes of a launch."""
+"""The files in configs/accelerate/ as accelerate reads them, and what a run makes of a launch."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from accelerate.commands.launch import _validate_launch_command, launch_command_
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 from accelerate.utils.launch import prepare_multi_gpu_env, prepare_simple_launcher_cmd_env
 
-from mcit.commands.run import find_config
-from mcit.config import ConfigError
+from mcit.config.files import find_config
+from mcit.errors import ConfigError
 from mcit.parallel.launch import find_missing, find_problems, join_processes
 
 FOLDER = Path(__file__).parent.parent / "configs" / "accelerate"
@@ -99,7 +99,7 @@ def test_the_file_for_sharding_means_fsdp2_and_the_runner_says_that_it_does_not_
 
 
 @pytest.mark.parametrize("options", [("--cpu", "--num_processes", "2"), ("--num_processes", "2")])
-def test_a_launch_that_starts_one_process_of_several_is_told_of(options):
+def test_a_launch_that_starts_one_process_of_several_is_reported(options):
     arguments, several = plan_launch(*options)
     _, environment = prepare_simple_launcher_cmd_env(arguments)
     assert not several
@@ -109,13 +109,13 @@ def test_a_launch_that_starts_one_process_of_several_is_told_of(options):
 @pytest.mark.parametrize(
     "options", [("--cpu", "--num_processes", "1"), ("--config_file", str(FOLDER / "gpu1.yaml"))]
 )
-def test_a_launch_of_one_process_is_none_to_tell_of(options):
+def test_a_launch_of_one_process_is_not_reported(options):
     _, environment = prepare_simple_launcher_cmd_env(plan_launch(*options)[0])
     assert find_missing(environment) is None
     assert not find_problems(environment)
 
 
-def test_a_process_without_a_launcher_is_none_to_tell_of():
+def test_a_process_without_a_launcher_is_not_reported():
     assert find_missing({"MASTER_ADDR": "10.0.0.1"}) is None
 
 

@@ -1,4 +1,4 @@
-"""How weights are held: gradient, value, growth, merging, state, and the path integral, against loops written out."""
+"""How weights are held: gradient, value, growth, merging, state and path, against plain loops."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ from torch.testing import assert_close
 from torch.utils.data import DataLoader, TensorDataset
 
 import mcit.consolidation
-from mcit.consolidation import CHUNK, ConsolidationManager, PathIntegral
-from mcit.importance import Estimator, Importance, measure_importance
+from mcit.consolidation import CHUNK, ConsolidationManager
+from mcit.estimator import Estimator
+from mcit.importance import Importance, measure_importance
+from mcit.path_integral import PathIntegral
 
 
 class Weights(nn.Module):
@@ -61,7 +63,8 @@ def autograd_penalty(model: nn.Module, manager: ConsolidationManager) -> Tensor:
     total = 0
     for name, parameter in model.named_parameters():
         if name in manager.importance and parameter.requires_grad:
-            importance, anchor = manager.importance[name], manager.anchor[name]
+            importance = manager.importance[name]
+            anchor = manager.anchor[name]
             rows = parameter[: len(importance)] if importance.ndim else parameter
             total = total + (importance.double() * (rows.double() - anchor.double()) ** 2).sum()
     return manager.strength / 2 * total
@@ -186,7 +189,8 @@ def test_the_proximal_step_is_its_closed_form_and_the_minimum_it_claims():
         if name == "frozen":
             assert torch.equal(parameter.double(), before[name])
             continue
-        kappa, anchor = 7.0 * manager.importance[name].double(), manager.anchor[name].double()
+        kappa = 7.0 * manager.importance[name].double()
+        anchor = manager.anchor[name].double()
         expected = (before[name] + 0.3 * kappa * anchor) / (1 + 0.3 * kappa)
         assert_close(parameter.detach().double(), expected, atol=1e-6, rtol=1e-5)
         slope = (parameter.detach().double() - before[name]) / 0.3 + kappa * (
@@ -240,7 +244,8 @@ RULES = {
 @pytest.mark.parametrize("merge", RULES)
 def test_merge_rules_are_their_formulas_also_on_a_grown_tensor(merge):
     model, manager = held(merge=merge, decay=0.7)
-    first, first_anchor = dict(manager.importance), dict(manager.anchor)
+    first = dict(manager.importance)
+    first_anchor = dict(manager.anchor)
     grown(model, 2)
     manager.track(model.named_parameters())
     fresh = {name: torch.rand(p.shape) for name, p in model.named_parameters() if p.requires_grad}
@@ -248,9 +253,11 @@ def test_merge_rules_are_their_formulas_also_on_a_grown_tensor(merge):
     manager.consolidate(fresh, old_share=0.4 if merge == "share" else None)
     for name, new in fresh.items():
         assert torch.equal(new, given[name]), "what was given must not be changed"
-        old, weight = first[name], dict(model.named_parameters())[name].detach()
+        old = first[name]
+        weight = dict(model.named_parameters())[name].detach()
         rows = slice(len(old)) if old.ndim else ...
-        expected, anchor = new.clone(), weight.clone()
+        expected = new.clone()
+        anchor = weight.clone()
         expected[rows] = RULES[merge](old, new[rows], 0.4)
         if merge == "sum":
             anchor[rows] = (old * first_anchor[name] + new[rows] * weight[rows]) / (old + new[rows])
@@ -269,8 +276,10 @@ def test_the_folded_sum_of_three_tasks_is_the_sum_of_their_penalties(strength):
         importance = {
             name: torch.rand(p.shape, dtype=torch.float64) for name, p in trainable.items()
         }
-        importance["matrix"][number] = 0  # rows that one task does not need
-        importance["vector"][0] = 0  # and a weight that none does
+        # rows that one task does not need
+        importance["matrix"][number] = 0
+        # and a weight that none does
+        importance["vector"][0] = 0
         tasks.append((importance, {name: p.detach().clone() for name, p in trainable.items()}))
         manager.consolidate(importance)
         move(model)
@@ -449,7 +458,8 @@ def test_a_state_of_every_shape_and_format_comes_back(tmp_path):
 
 def test_a_state_dictionary_is_not_changed_by_what_follows():
     _, manager = held()
-    state, kept = manager.state_dict(), snapshot(manager)
+    state = manager.state_dict()
+    kept = snapshot(manager)
     manager.consolidate({"vector": torch.rand(5)})
     manager.proximal_(0.1)
     assert_same_state(state, kept)
@@ -465,7 +475,7 @@ def test_a_state_fits_a_head_that_has_grown_since(tmp_path):
 
 
 def test_a_state_that_protects_a_head_frozen_since_comes_back(tmp_path):
-    # Only the active head trains: a resumed run builds its manager when the heads of older tasks are frozen.
+    # only the active head trains: a resumed run makes its manager when older heads are frozen
     model, manager = held()
     model.matrix.requires_grad_(False)
     manager.track(model.named_parameters())
@@ -497,7 +507,8 @@ def test_a_state_of_another_model_is_refused_and_changes_nothing(tmp_path):
 @pytest.mark.parametrize("damage", ["nan", "negative", "anchor", "merge", "strength"])
 def test_a_broken_state_is_refused_and_changes_nothing(damage):
     _, manager = held()
-    state, before = snapshot(manager), snapshot(manager)
+    state = snapshot(manager)
+    before = snapshot(manager)
     if damage == "nan":
         state["importance"]["matrix"][0, 0] = torch.nan
     elif damage == "negative":
@@ -615,7 +626,8 @@ def test_the_stability_limit_is_where_sgd_really_diverges(momentum, learning_rat
 
 
 def test_a_parameter_without_elements_does_not_spoil_the_diagnosis():
-    empty, full = nn.Parameter(torch.zeros(0, 3)), nn.Parameter(torch.ones(2))
+    empty = nn.Parameter(torch.zeros(0, 3))
+    full = nn.Parameter(torch.ones(2))
     manager = ConsolidationManager([("empty", empty), ("full", full)])
     values = {"empty": torch.zeros(0, 3), "full": torch.tensor([1.0, 0.5])}
     manager.consolidate(Importance(values, Estimator(cap=1.0), 1))
@@ -646,6 +658,13 @@ OPTIMIZERS = {
 }
 
 
+SIGNS = {
+    "relu": lambda path: path.clamp(min=0),
+    "abs": lambda path: path.abs(),
+    "none": lambda path: path,
+}
+
+
 def path_net() -> nn.Module:
     torch.manual_seed(6)
     return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4)).double()
@@ -653,10 +672,11 @@ def path_net() -> nn.Module:
 
 @pytest.mark.parametrize("accumulate", [1, 3])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("clip", [True, False])
+@pytest.mark.parametrize("clip", SIGNS)
 def test_the_path_integral_is_a_loop_written_out_with_the_unmixed_gradient(name, accumulate, clip):
     damping = 0.05
-    model, oracle = path_net(), path_net()
+    model = path_net()
+    oracle = path_net()
     held_values = {key: torch.rand_like(p) for key, p in model.named_parameters()}
     path = PathIntegral(model.named_parameters(), damping=damping, clip=clip)
     manager = ConsolidationManager(model.named_parameters(), strength=3.0, path=path)
@@ -690,10 +710,9 @@ def test_the_path_integral_is_a_loop_written_out_with_the_unmixed_gradient(name,
     found = path.importance()
     for key, p in parameters.items():
         assert_close(dict(model.named_parameters())[key].detach(), p.detach())
-        positive = omega[key].clamp(min=0) if clip else omega[key].abs()
         assert_close(
             found.values[key],
-            positive / ((p.detach() - start[key]) ** 2 + damping),
+            SIGNS[clip](omega[key]) / ((p.detach() - start[key]) ** 2 + damping),
             atol=1e-12,
             rtol=1e-8,
         )
@@ -702,17 +721,57 @@ def test_the_path_integral_is_a_loop_written_out_with_the_unmixed_gradient(name,
     assert "path integral" in manager.describe()
 
 
-@pytest.mark.parametrize(("clip", "expected"), [(True, 0.0), (False, 0.5 / (0.25 + 0.1))])
-def test_motion_that_raised_the_loss_is_clipped_or_counted_as_named(clip, expected):
-    weight = nn.Parameter(torch.zeros(1))
+def climb(weight: nn.Parameter, clip: str) -> PathIntegral:
+    """A path whose only step went up the slope by 0.5."""
     path = PathIntegral([("w", weight)], damping=0.1, clip=clip)
     weight.grad = torch.ones(1)
     path.see_gradient()
-    weight.data += 0.5  # up the slope
+    weight.data += 0.5
     path.see_step()
-    found = path.importance()
+    return path
+
+
+@pytest.mark.parametrize(
+    ("clip", "expected", "description"),
+    [
+        ("relu", 0.0, "negative parts clipped"),
+        ("abs", 0.5 / (0.25 + 0.1), "absolute values"),
+        ("none", -0.5 / (0.25 + 0.1), "negative parts kept"),
+    ],
+)
+def test_motion_that_raised_the_loss_counts_as_described(clip, expected, description):
+    found = climb(nn.Parameter(torch.zeros(1)), clip).importance()
     assert float(found.values["w"]) == pytest.approx(expected)
-    assert ("clipped" if clip else "absolute") in found.describe()
+    assert description in found.describe()
+
+
+@pytest.mark.parametrize("merge", ["sum", "online"])
+def test_negative_importance_of_a_path_is_held_as_facil_holds_it(merge, tmp_path):
+    weight = nn.Parameter(torch.zeros(1))
+    path = climb(weight, "none")
+    manager = ConsolidationManager([("w", weight)], strength=2.0, merge=merge, path=path)
+    manager.consolidate(path.importance())
+    # a second task without a step adds nothing to the first
+    manager.consolidate(path.importance())
+    weight.data += 1.0
+    weight.grad = torch.zeros(1)
+    manager.add_gradient_()
+    assert float(weight.grad) == pytest.approx(2.0 * -0.5 / (0.25 + 0.1))
+    manager.save(tmp_path / "signed.safetensors")
+    manager.load(tmp_path / "signed.safetensors")
+    assert float(manager.importance["w"]) == pytest.approx(-0.5 / (0.25 + 0.1))
+
+
+def test_negative_importance_has_no_proximal_step():
+    weight = nn.Parameter(torch.zeros(1))
+    manager = ConsolidationManager([("w", weight)], path=climb(weight, "none"))
+    with pytest.raises(ValueError, match="needs importance that is not negative"):
+        manager.proximal_(0.1)
+
+
+def test_an_unknown_clip_is_refused_with_the_choices():
+    with pytest.raises(ValueError, match=r"clip is True \(choices: relu, abs, none\)"):
+        PathIntegral(path_net().named_parameters(), clip=True)
 
 
 def test_the_path_is_followed_also_at_strength_zero():
@@ -725,9 +784,8 @@ def test_the_path_is_followed_also_at_strength_zero():
         path.attach(optimizer)
         walk(model, manager, optimizer, batches(3))
         paths.append(path.importance().values)
-    assert all(
-        torch.equal(paths[0][key], paths[1][key]) for key in paths[0]
-    )  # nothing was held in either
+    # nothing was held in either
+    assert all(torch.equal(paths[0][key], paths[1][key]) for key in paths[0])
     assert any(value.any() for value in paths[0].values())
 
 

@@ -38,7 +38,8 @@ def run(
 
 def gradient_at(manager: ConsolidationManager, place: np.ndarray) -> Tensor:
     parameter = manager.parameters["w"]
-    parameter.data, parameter.grad = torch.from_numpy(place.copy()), None
+    parameter.data = torch.from_numpy(place.copy())
+    parameter.grad = None
     manager.add_gradient_()
     return parameter.grad
 
@@ -98,7 +99,8 @@ def test_online_decays_geometrically(sequence, decay):
 @quick
 @given(tasks)
 def test_the_latest_forgets_all_before(sequence):
-    manager, last = run(sequence, "latest"), run(sequence[-1:], "latest")
+    manager = run(sequence, "latest")
+    last = run(sequence[-1:], "latest")
     assert torch.equal(manager.importance["w"], last.importance["w"])
     assert torch.equal(manager.anchor["w"], last.anchor["w"])
 
@@ -132,7 +134,8 @@ def test_importance_is_never_negative_and_anchors_are_finite(sequence, share, me
 @given(tasks, weights, st.floats(1e-4, 1e4))
 def test_a_proximal_step_never_leaves_the_way_to_the_anchor(sequence, place, learning_rate):
     manager = run(sequence, "sum")
-    parameter, anchor = manager.parameters["w"], manager.anchor["w"].clone()
+    parameter = manager.parameters["w"]
+    anchor = manager.anchor["w"].clone()
     parameter.data = torch.from_numpy(place.copy())
     before = (parameter.detach() - anchor).abs()
     manager.proximal_(learning_rate)

@@ -102,7 +102,9 @@ def prepare(name: str, count: int) -> tuple[nn.Module, Tensor]:
 @pytest.mark.parametrize("layout", ["consecutive", "blocks"])
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_rule_equals_autograd_example_by_example(name, layout, absolute):
-    examples, uses = 3, (1, 2)  # one use with a row per example, one with two
+    # one use with a row per example, one with two
+    examples = 3
+    uses = (1, 2)
     layer, _ = prepare(name, 1)
     draw = LAYERS[name][1]
     inputs = [draw(k * examples) for k in uses]
@@ -146,7 +148,8 @@ def test_layers_beyond_the_rules_get_none():
         nn.Embedding(4, 2, max_norm=1.0),
         nn.Embedding(4, 2, scale_grad_by_freq=True),
         nn.Embedding(4, 2, sparse=True),
-        nn.BatchNorm2d(2),  # in train mode
+        # in train mode
+        nn.BatchNorm2d(2),
         nn.BatchNorm2d(2, track_running_stats=False).eval(),
         nn.LSTM(2, 2),
         nn.MultiheadAttention(2, 1),
@@ -159,7 +162,9 @@ def test_large_layers_are_formed_in_pieces_with_the_same_result(monkeypatch):
     import mcit.gradients.contributions
 
     torch.manual_seed(0)
-    layer, x, g = nn.Linear(6, 5).double(), rows(7, 4, 6), rows(7, 4, 5)
+    layer = nn.Linear(6, 5).double()
+    x = rows(7, 4, 6)
+    g = rows(7, 4, 5)
     totals = []
     for chunk in (1 << 22, 1, 60):
         monkeypatch.setattr(mcit.gradients.contributions, "CHUNK", chunk)
@@ -173,7 +178,8 @@ def test_large_layers_are_formed_in_pieces_with_the_same_result(monkeypatch):
 
 
 def test_a_repeated_id_is_added_up_before_it_is_squared():
-    gradient = torch.tensor([[[1.0], [2.0], [5.0]]])[:, None]  # one example, one row, three places
+    # one example, one row, three places
+    gradient = torch.tensor([[[1.0], [2.0], [5.0]]])[:, None]
     total = torch.zeros(4, 1)
     Rows([(torch.tensor([[[2, 2, 0]]]), gradient)], 4).add_to(total, False)
     assert total.flatten().tolist() == [25.0, 0.0, 9.0, 0.0]

@@ -1,4 +1,5 @@
-"""Whatever happens to the files of a run, resuming it ends with the same bits or with one clear message."""
+"""Whatever happens to the files of a run, resuming it ends with the same bits or with one clear
+message."""
 
 from __future__ import annotations
 
@@ -18,10 +19,10 @@ from tiny_run import assert_identical
 from torch import Tensor
 
 from mcit.cli import main
-from mcit.data.shapes import draw_shapes
-from mcit.training import Trainer
+from mcit.embedded.shapes import draw_shapes
+from mcit.training.trainer import Trainer
 
-OPTIONS = ["run", "--order", "shapes:2x2", "--method", "ewc", "--flavour", "exact", "--quiet"]
+OPTIONS = ["run", "--order", "shapes:2x2", "--method", "ewc", "--preset", "exact", "--quiet"]
 for _change in (
     "method.strength=10",
     "model.width=4",
@@ -38,12 +39,15 @@ NEWEST, OLDER, LAST = (
     "checkpoints/01-fit-00000002",
     "checkpoints/01-done",
 )
+# taken in any case
+LOCKS = (".lock", ".lock.pid")
 IMPORTANCE = "importance/01-shapes[0-1].safetensors"
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> Path:
-    """A run that was stopped in its second task, the same run finished, and both with another seed."""
+    """A run that was stopped in its second task, the same run finished, and both with another
+    seed."""
     folder = tmp_path_factory.mktemp("runs")
     with pytest.MonkeyPatch.context() as patch:
         make_quick(patch, folder)
@@ -66,7 +70,7 @@ def make_quick(patch: pytest.MonkeyPatch, folder: Path) -> None:
     """A few images, drawn once, and no figures, which have tests of their own."""
     patch.setenv("MCIT_CACHE", str(folder / "cache"))
     patch.setattr("mcit.tasks.shapes.draw_shapes", draw_few)
-    patch.setattr("mcit.reports.report.write_figures", lambda groups, folder: [])
+    patch.setattr("mcit.reports.figures.write_figures", lambda *options: [])
 
 
 @functools.cache
@@ -169,24 +173,26 @@ class Damaged:
         damage(self.folder / name, self.runs / f"other-{self.kind}" / name)
 
     def resume(self) -> str:
-        """Resume the run, which must go well; gives all that was printed."""
+        """Resume the run, which must go well; return all that was printed."""
         self.capsys.readouterr()
         assert main(["run", "--resume", "--quiet", "--output", str(self.folder)]) == 0
         printed = self.capsys.readouterr()
         return printed.out + printed.err
 
-    def refuse(self) -> str:
-        """Try to resume the run, which must be refused in one message and change nothing; gives the message."""
+    def refuse(self, *more: str) -> str:
+        """Try to resume the run, which is refused and changes nothing; return the message."""
         self.capsys.readouterr()
         before = self.list_files()
-        assert main(["run", "--resume", "--quiet", "--output", str(self.folder)]) == 2
+        assert main(["run", "--resume", "--quiet", "--output", str(self.folder), *more]) == 2
         assert self.list_files() == before
         message = self.capsys.readouterr().err
         assert message.startswith("mcit: ")
         return message
 
     def list_files(self) -> dict[Path, int]:
-        files = [path for path in self.folder.rglob("*") if path.is_file() and path.name != ".lock"]
+        files = [
+            path for path in self.folder.rglob("*") if path.is_file() and path.name not in LOCKS
+        ]
         return {path: path.stat().st_mtime_ns for path in files}
 
     def assert_same_scores(self) -> None:
@@ -209,9 +215,9 @@ def finished(runs, tmp_path, capsys) -> Damaged:
     return Damaged(runs, "finished", tmp_path, capsys)
 
 
-def read_passport(folder: Path) -> dict[str, Any]:
-    passport = json.loads((folder / "passport.json").read_text(encoding="utf-8"))
-    return {key: value for key, value in passport.items() if key != "resumed"}
+def read_provenance(folder: Path) -> dict[str, Any]:
+    provenance = json.loads((folder / "provenance.json").read_text(encoding="utf-8"))
+    return {key: value for key, value in provenance.items() if key != "resumed"}
 
 
 # A run that was stopped
@@ -223,7 +229,7 @@ def test_a_run_that_nothing_happened_to_goes_on_without_a_warning(stopped):
 
 
 @every_damage
-@pytest.mark.parametrize("name", ["scores.json", "passport.json", "log.jsonl"])
+@pytest.mark.parametrize("name", ["scores.json", "provenance.json", "log.jsonl"])
 def test_what_a_checkpoint_knows_too_does_not_stop_a_resumption(stopped, name, damage):
     stopped.damage(name, damage)
     printed = stopped.resume()
@@ -234,10 +240,18 @@ def test_what_a_checkpoint_knows_too_does_not_stop_a_resumption(stopped, name, d
         assert f"{stopped.folder / name} " in printed
         assert "written again" in printed or "a new one begins" in printed
     stopped.assert_same()
-    assert read_passport(stopped.folder) == read_passport(stopped.runs / "stopped")
+    assert read_provenance(stopped.folder) == read_provenance(stopped.runs / "stopped")
 
 
-@every_damage
+def test_a_flipped_bit_in_the_options_of_another_method_leads_to_the_same_end(stopped):
+    stopped.damage("config.yaml", flip)
+    stopped.resume()
+    stopped.assert_same()
+
+
+@pytest.mark.parametrize(
+    "damage", [each for each in DAMAGES if each is not flip], ids=lambda damage: damage.__name__
+)
 def test_a_damaged_configuration_is_refused(stopped, damage):
     stopped.damage("config.yaml", damage)
     message = stopped.refuse()
@@ -294,8 +308,8 @@ def test_a_run_without_a_whole_checkpoint_is_refused(stopped, damage):
         stopped.damage(f"{checkpoint}/learner.safetensors", damage)
     message = stopped.refuse()
     assert (
-        f"no whole checkpoint is left in {stopped.folder / 'checkpoints'}; start the run anew"
-        in message
+        f"every checkpoint in {stopped.folder / 'checkpoints'} is damaged; start again with "
+        "--overwrite" in message
     )
 
 
@@ -362,7 +376,7 @@ def test_damaged_importance_is_said_and_changes_no_result(runs, tmp_path, capsys
     run.damage(IMPORTANCE, damage)
     printed = run.resume()
     problem = "is damaged" if (run.folder / IMPORTANCE).is_file() else "is missing"
-    assert f"warning: {run.folder / IMPORTANCE} {problem}; what it held is lost" in printed
+    assert f"warning: {run.folder / IMPORTANCE} {problem}; its contents are lost" in printed
     run.assert_same_scores()
     assert_identical(read_weights(run.folder), read_weights(runs / "finished"))
 
@@ -405,7 +419,7 @@ def test_a_lock_that_is_no_file_is_refused(stopped, damage):
 
 
 @every_damage
-@pytest.mark.parametrize("name", ["scores.json", "passport.json"])
+@pytest.mark.parametrize("name", ["scores.json", "provenance.json"])
 def test_files_of_a_finished_run_are_compared_with_its_checkpoint_and_written_again(
     finished, name, damage
 ):
@@ -414,7 +428,7 @@ def test_files_of_a_finished_run_are_compared_with_its_checkpoint_and_written_ag
     assert f"{finished.folder / name} " in printed
     assert "written again" in printed
     finished.assert_same()
-    assert read_passport(finished.folder) == read_passport(finished.runs / "finished")
+    assert read_provenance(finished.folder) == read_provenance(finished.runs / "finished")
     assert "nothing is left to do" in finished.resume()
 
 
@@ -424,7 +438,7 @@ def test_a_damaged_log_of_a_finished_run_is_said_and_changes_nothing(finished, d
     before = finished.list_files()
     printed = finished.resume()
     assert (
-        f"warning: {finished.folder / 'log.jsonl'} is missing or damaged; what it held is lost"
+        f"warning: {finished.folder / 'log.jsonl'} is missing or damaged; its contents are lost"
         in printed
     )
     assert "nothing is left to do" in printed
@@ -436,8 +450,7 @@ def test_an_edited_score_of_a_finished_run_is_noticed(finished):
     scores["matrix"][1][0] += 0.5
     (finished.folder / "scores.json").write_text(json.dumps(scores), encoding="utf-8")
     assert (
-        "scores.json does not say what the checkpoint says; it is written again"
-        in finished.resume()
+        "scores.json does not agree with the checkpoint; it is written again" in finished.resume()
     )
     finished.assert_same()
 
@@ -455,13 +468,18 @@ def test_a_damaged_last_checkpoint_is_said_and_the_scores_stay(finished, name, d
 def test_a_finished_run_without_scores_and_without_a_whole_checkpoint_is_refused(finished):
     finished.damage("scores.json", cut)
     finished.damage(f"{LAST}/learner.safetensors", flip)
-    assert "no whole checkpoint is left" in finished.refuse()
+    assert "is damaged; start again with --overwrite" in finished.refuse()
 
 
 def test_a_finished_run_whose_checkpoints_were_removed_is_finished(finished):
     shutil.rmtree(finished.folder / "checkpoints")
     assert "nothing is left to do" in finished.resume()
     finished.assert_same_scores()
+
+
+def test_a_finished_run_without_checkpoints_is_not_taken_for_another(finished):
+    shutil.rmtree(finished.folder / "checkpoints")
+    assert "seed: 1 -> 7" in finished.refuse("--seed", "7")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""VQA answers: the official normalisation and soft score, quirks included, and the vocabulary."""
+"""VQA answers: the official normalization and soft score, quirks included, and the vocabulary."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import random
 import pytest
 from tiny_official import write_json
 
-from mcit.data.answers import build_vocabulary, normalise, raw_scores, read_vocabulary, soft_scores
-from mcit.task import DataError
+from mcit.data.answers import build_vocabulary, normalize, raw_scores, read_vocabulary, soft_scores
+from mcit.errors import DataError
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ from mcit.task import DataError
     ],
 )
 def test_answers_read_as_in_the_official_evaluation(answer, expected):
-    assert normalise(answer) == expected
+    assert normalize(answer) == expected
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_answers_read_as_in_the_official_evaluation(answer, expected):
     ],
 )
 def test_the_official_quirks_are_kept(answer, expected):
-    assert normalise(answer) == expected
+    assert normalize(answer) == expected
 
 
 def leave_one_out(answers, answer):
@@ -82,7 +82,7 @@ def test_soft_scores_by_votes_are_exact():
     assert soft_scores(["x"] * 10) == {"x": 1.0}
 
 
-def test_the_ten_are_normalised_only_where_they_differ():
+def test_the_ten_are_normalized_only_where_they_differ():
     assert soft_scores(["two"] * 10) == {"two": 1.0}
     assert soft_scores(["two"] * 9 + ["2"]) == {"2": 1.0}
     assert soft_scores(["two "] * 9 + ["two"]) == {"two": 1.0}

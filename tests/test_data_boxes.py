@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from PIL import Image
 
-from mcit.data.boxes import GREY, NAMES, colour_of, draw_boxes, speak
+from mcit.data.boxes import GRAY, NAMES, color_of, draw_boxes, speak
 
 OBJECTS = ["person", "person", "dog"]
 
@@ -30,18 +30,18 @@ def test_a_person_beyond_the_table_of_names_still_has_one():
     assert len(set(NAMES)) == len(NAMES)
 
 
-def test_persons_differ_in_colour_and_things_are_grey():
-    assert len({colour_of(i, "person") for i in range(30)}) == 30
-    assert GREY not in {colour_of(i, "person") for i in range(100)}
-    assert colour_of(3, "dog") == (145, 145, 145)
+def test_persons_differ_in_color_and_things_are_gray():
+    assert len({color_of(i, "person") for i in range(30)}) == 30
+    assert GRAY not in {color_of(i, "person") for i in range(100)}
+    assert color_of(3, "dog") == (145, 145, 145)
 
 
 def test_a_box_is_outlined_in_full_and_filled_at_fifteen_percent():
     pixels = paint([1])
-    colour = np.array(colour_of(1, "person"))
-    assert (pixels[30, 30] == colour).all()
-    assert (pixels[70, 90] == colour).all()
-    assert (abs(pixels[50, 60] - 0.15 * colour) <= 1.5).all()
+    color = np.array(color_of(1, "person"))
+    assert (pixels[30, 30] == color).all()
+    assert (pixels[70, 90] == color).all()
+    assert (abs(pixels[50, 60] - 0.15 * color) <= 1.5).all()
     assert (pixels[29, 29] == 0).all()
     assert (pixels[71, 91] == 0).all()
 
@@ -75,6 +75,6 @@ def test_boxes_follow_an_image_that_was_made_smaller():
 
 def test_a_box_beyond_the_edge_or_the_wrong_way_round_is_clipped():
     pixels = paint([0], boxes=[[150, 90, -20, -5], [0, 0, 1, 1], [0, 0, 1, 1]])
-    colour = colour_of(0, "person")
-    assert (pixels[0, 0] == colour).all()
-    assert (pixels[79, 99] == colour).all()
+    color = color_of(0, "person")
+    assert (pixels[0, 0] == color).all()
+    assert (pixels[79, 99] == color).all()

@@ -1,4 +1,5 @@
-"""CIFAR-100 in its three forms gives the same images, and a pickle that is more than data is refused."""
+"""CIFAR-100 in its three forms gives the same images, and a pickle that is more than data is
+refused."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ import tracemalloc
 import zlib
 from pathlib import Path
 
-import numpy
+import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -22,19 +23,19 @@ from PIL import Image
 from torch.testing import assert_close
 
 from mcit.data.cifar import CLASS_NAMES, read_cifar100
-from mcit.task import DataError
+from mcit.errors import DataError
 
 LABELS = [68, 3, 3, 56, 68, 99]
 KEPT = [3, 56, 68]
 
 
-def make_pixels(part: str) -> numpy.ndarray:
+def make_pixels(part: str) -> np.ndarray:
     """[images, 3, 32, 32]"""
     shape = (len(LABELS), 3, 32, 32)
-    return numpy.random.default_rng(len(part)).integers(0, 256, shape, dtype=numpy.uint8)
+    return np.random.default_rng(len(part)).integers(0, 256, shape, dtype=np.uint8)
 
 
-def encode_png(pixels: numpy.ndarray) -> bytes:
+def encode_png(pixels: np.ndarray) -> bytes:
     buffer = io.BytesIO()
     Image.fromarray(pixels.transpose(1, 2, 0)).save(buffer, "PNG")
     return buffer.getvalue()
@@ -69,8 +70,9 @@ def old_integer(value: int) -> bytes:
     return b"J" + struct.pack("<i", value)
 
 
-def old_pickle(pixels: numpy.ndarray, labels: list[int]) -> bytes:
-    """The bytes that Python 2 wrote (protocol 2): strings without an encoding, numpy's old module names."""
+def old_pickle(pixels: np.ndarray, labels: list[int]) -> bytes:
+    """The bytes that Python 2 wrote (protocol 2): strings without an encoding, numpy's old module
+    names."""
     rows = len(pixels)
     array = (
         b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\n"
@@ -173,7 +175,7 @@ def test_a_broken_image_is_named_with_its_row(tmp_path):
     pyarrow.parquet.write_table(
         pyarrow.table({"img": cells, "fine_label": [3, 3]}), tmp_path / "train.parquet"
     )
-    with pytest.raises(DataError, match=r"train.parquet, row 1 is no readable image"):
+    with pytest.raises(DataError, match=r"train.parquet, row 1 is not a readable image"):
         read_cifar100(tmp_path, "train", [3])
 
 
@@ -199,7 +201,7 @@ def test_a_label_out_of_range_is_named_with_its_row(tmp_path):
 def test_a_folder_that_is_no_class_is_refused(tmp_path):
     write_folders(tmp_path, numbered=False)
     (tmp_path / "train" / "zebra").mkdir()
-    with pytest.raises(DataError, match="zebra is no class of CIFAR-100"):
+    with pytest.raises(DataError, match="zebra is not a class of CIFAR-100"):
         read_cifar100(tmp_path, "train", KEPT)
 
 
@@ -270,7 +272,7 @@ def test_harmless_pickles_of_something_else_are_refused(tmp_path):
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_an_array_that_a_later_python_saved_is_read_too(tmp_path, protocol, order):
     pixels = make_pixels("train").reshape(len(LABELS), 3072)
-    content = {b"data": numpy.asarray(pixels, order=order), b"fine_labels": LABELS}
+    content = {b"data": np.asarray(pixels, order=order), b"fine_labels": LABELS}
     (tmp_path / "cifar-100-python").mkdir()
     (tmp_path / "cifar-100-python" / "train").write_bytes(dump_old_bytes(content, protocol))
     assert_close(
@@ -280,7 +282,8 @@ def test_an_array_that_a_later_python_saved_is_read_too(tmp_path, protocol, orde
 
 
 def dump_old_bytes(content: dict, protocol: int) -> bytes:
-    """A pickle in which bytes are strings of Python 2, where the protocol has no bytes of its own."""
+    """A pickle in which bytes are strings of Python 2, where the protocol has no bytes of its
+    own."""
     data = pickle.dumps(content, protocol=max(protocol, 3))
     if protocol >= 3:
         return data

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -12,7 +12,8 @@ from torch.testing import assert_close
 
 from mcit.data import image_folders
 from mcit.data.image_folders import read_imagenet_subset, read_tiny_imagenet
-from mcit.task import DataError
+from mcit.data.images import open_image
+from mcit.errors import DataError
 
 TINY_NAMES = [f"n{number:08}" for number in range(200)]
 
@@ -28,7 +29,8 @@ def write_image(
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory) -> Path:
-    """Class i is drawn in shade i; its validation image is listed in another order than the alphabet's."""
+    """Class i is drawn in shade i; its validation image is listed in another order than the
+    alphabet's."""
     root = tmp_path_factory.mktemp("tiny")
     folder = root / "tiny-imagenet-200"
     lines = []
@@ -57,10 +59,10 @@ def test_only_the_wanted_classes_are_decoded(tiny):
         assert_close(images.pixels[:, 0, 0, 0].long(), images.labels)
 
 
-def test_batches_are_fetched_by_row(tiny):
+def test_batches_are_loaded_by_row(tiny):
     images = read_tiny_imagenet(tiny, "eval", kept=range(200))
     rows = torch.tensor([5, 3, 5])
-    assert_close(images.fetch(rows, training=False), images.pixels[rows])
+    assert_close(images.load_rows(rows), images.pixels[rows])
 
 
 @pytest.mark.parametrize("file", ["../../secret.png", "/etc/passwd", "sub/val_0.JPEG", "..", ""])
@@ -100,8 +102,9 @@ def test_a_wrong_number_of_classes_is_refused(tmp_path):
 
 def test_an_image_of_another_size_is_named(tmp_path):
     write_image(tmp_path / "odd.png", 1, size=(64, 63))
+    images = [("odd.png", lambda: Image.open(tmp_path / "odd.png"))]
     with pytest.raises(DataError, match=r"odd.png has 64x63 pixels where 64x64 are needed"):
-        image_folders.store_files([(tmp_path / "odd.png", 0)], side=64)
+        image_folders.store_images(images, [0], side=64)
 
 
 def write_imagenet(root: Path, names: list[str]) -> None:
@@ -113,10 +116,12 @@ def write_imagenet(root: Path, names: list[str]) -> None:
 def test_a_hundred_folders_are_taken_as_they_are(tmp_path):
     names = [f"n{number:08}" for number in range(100)]
     write_imagenet(tmp_path / "imagenet_subset", names)
-    images = read_imagenet_subset(tmp_path, "eval", kept=[4, 2], class_list=None, size=8, resize=10)
+    images = read_imagenet_subset(tmp_path, "eval", kept=[4, 2], class_list=None)
     assert images.labels.tolist() == [4, 2]
-    assert images.fetch(torch.tensor([0, 1]), training=False)[:, 0, 0, 0].tolist() == [4, 2]
-    assert images.fetch(torch.tensor([1]), training=True).shape == (1, 3, 8, 8)
+    paths = images.load_rows(torch.tensor([0, 1]))
+    centers = image_folders.cut_centers(map(open_image, paths), resize=10, size=8)
+    assert centers[:, 0, 0, 0].tolist() == [4, 2]
+    assert image_folders.open_random_boxes(paths[1:], size=8).shape == (1, 3, 8, 8)
 
 
 def test_the_whole_of_imagenet_needs_a_list(tmp_path):
@@ -148,30 +153,30 @@ def test_both_lists_have_a_hundred_classes():
 
 
 def make_photograph(width: int, height: int) -> Image.Image:
-    random = numpy.random.default_rng(0)
-    return Image.fromarray(random.integers(0, 256, (height, width, 3), dtype=numpy.uint8))
+    random = np.random.default_rng(0)
+    return Image.fromarray(random.integers(0, 256, (height, width, 3), dtype=np.uint8))
 
 
 @pytest.mark.parametrize(
     ("size", "resized"), [((500, 375), (341, 256)), ((333, 500), (256, 384)), ((256, 256), None)]
 )
-def test_the_shorter_side_is_resized_and_the_centre_cut(size, resized):
+def test_the_shorter_side_is_resized_and_the_center_cut(size, resized):
     image = make_photograph(*size)
     found = image_folders.cut_center(image_folders.resize_shorter_side(image, 256), 224)
     expected = image.resize(resized, Image.Resampling.BILINEAR) if resized else image
     left, top = round((expected.width - 224) / 2), round((expected.height - 224) / 2)
     assert found.size == (224, 224)
-    assert (numpy.array(found) == numpy.array(expected)[top : top + 224, left : left + 224]).all()
+    assert (np.array(found) == np.array(expected)[top : top + 224, left : left + 224]).all()
 
 
-def test_a_random_box_is_repeated_by_its_seed_and_differs_otherwise():
-    image = make_photograph(50, 40)
+def test_random_boxes_are_repeated_by_their_seed_and_differ_otherwise(tmp_path):
+    make_photograph(50, 40).save(tmp_path / "a.png")
+    paths = [tmp_path / "a.png"] * 2
     torch.manual_seed(3)
-    first = numpy.array(image_folders.cut_random_box(image, 16))
-    second = numpy.array(image_folders.cut_random_box(image, 16))
+    first, second = image_folders.open_random_boxes(paths, size=16)
     torch.manual_seed(3)
-    assert (numpy.array(image_folders.cut_random_box(image, 16)) == first).all()
-    assert (first != second).any()
+    assert_close(image_folders.open_random_boxes(paths[:1], size=16)[0], first)
+    assert not torch.equal(first, second)
 
 
 def test_a_folder_without_images_is_named(tmp_path):

@@ -16,7 +16,7 @@ from mcit.data.images import (
     stem,
     whole_name,
 )
-from mcit.task import DataError
+from mcit.errors import DataError
 
 
 def test_coco_names_of_both_years_give_the_id():
@@ -90,7 +90,7 @@ def test_a_damaged_image_is_named(tmp_path, damage):
     path.write_bytes(
         {"cut": whole[: len(whole) // 2], "text": b"<html>not found</html>", "empty": b""}[damage]
     )
-    with pytest.raises(DataError, match=r"bad\.jpg is no readable image .* fetch it again"):
+    with pytest.raises(DataError, match=r"bad\.jpg is not a readable image .* fetch it again"):
         open_image(path)
 
 

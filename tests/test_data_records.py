@@ -1,15 +1,18 @@
-"""Annotation files: all three shapes read alike, and an error names file and record."""
+"""Annotation files: all three shapes read the same, and an error names file and record."""
 
 from __future__ import annotations
 
+import io
 import json
+import tracemalloc
 
 import pytest
 from tiny_official import write_json, write_lines
 
 from mcit.data import records
-from mcit.data.records import DataProblems, Record, problems_of, read_json, read_records
-from mcit.task import DataError
+from mcit.data.problems import DataProblems, list_problems
+from mcit.data.records import Record, read_json, read_records, shorten
+from mcit.errors import DataError
 
 ITEMS = [{"n": 0, "text": 'é{["]}'}, {"n": -12.5e3, "nested": {"a": [1, {"b": None}]}}, {"n": 2}]
 
@@ -18,7 +21,7 @@ def fields_of(path, key=None):
     return [(record.number, record.fields) for record in read_records(path, key)]
 
 
-def test_lines_arrays_and_keyed_arrays_read_alike(tmp_path):
+def test_lines_arrays_and_keyed_arrays_read_the_same(tmp_path):
     expected = list(enumerate(ITEMS, 1))
     assert fields_of(write_lines(tmp_path / "a.jsonl", ITEMS)) == expected
     assert fields_of(write_json(tmp_path / "b.json", ITEMS)) == expected
@@ -28,12 +31,21 @@ def test_lines_arrays_and_keyed_arrays_read_alike(tmp_path):
     assert fields_of(keyed, "items") == expected
 
 
-@pytest.mark.parametrize("chunk", [1, 2, 7, 64])
-def test_records_that_straddle_chunks_are_whole(tmp_path, monkeypatch, chunk):
-    monkeypatch.setattr(records, "_CHUNK", chunk)
+@pytest.mark.parametrize("longest", [60, 61, 75, 128])
+def test_records_that_straddle_two_pieces_of_a_file_are_whole(tmp_path, monkeypatch, longest):
+    monkeypatch.setattr(records, "_LONGEST", longest)
     path = tmp_path / "a.json"
-    path.write_text(json.dumps({"first": 1234567, "items": ITEMS}, indent=3), encoding="utf-8")
-    assert fields_of(path, "items") == list(enumerate(ITEMS, 1))
+    items = ITEMS * 20
+    text = json.dumps({"first": 1234567, "items": items}).replace(", ", ",   ")
+    path.write_text(text, encoding="utf-8")
+    assert fields_of(path, "items") == list(enumerate(items, 1))
+
+
+def test_white_space_may_be_longer_than_any_record(tmp_path, monkeypatch):
+    monkeypatch.setattr(records, "_LONGEST", 16)
+    path = tmp_path / "a.json"
+    path.write_text(" " * 100 + '[{"n": 1},' + "\n" * 100 + '{"n": 2}' + "\t" * 100 + "]")
+    assert fields_of(path) == [(1, {"n": 1}), (2, {"n": 2})]
 
 
 def test_a_byte_order_mark_and_blank_lines_do_not_matter(tmp_path):
@@ -62,13 +74,75 @@ def test_an_array_without_its_closing_bracket_is_cut_short(tmp_path):
         fields_of(path)
 
 
+class CountedFile(io.BytesIO):
+    """Counts the bytes that are read."""
+
+    def read(self, *size):
+        content = super().read(*size)
+        self.taken = getattr(self, "taken", 0) + len(content)
+        return content
+
+    read1 = read
+
+
 def test_a_malformed_record_is_found_without_reading_the_rest(tmp_path, monkeypatch):
-    monkeypatch.setattr(records, "_CHUNK", 16)
     monkeypatch.setattr(records, "_LONGEST", 64)
-    path = tmp_path / "a.json"
-    path.write_text('[{"n": 1}, {"n" 2}, ' + '{"n": 3}, ' * 10_000 + "{}]", encoding="utf-8")
+    text = '[{"n": 1}, {"n" 2}, ' + '{"n": 3}, ' * 100_000 + "{}]"
+    file = CountedFile(text.encode())
+    monkeypatch.setattr(records, "open_regular", lambda path: file)
     with pytest.raises(DataError, match=r"record 2: not valid JSON \(Expecting ':' delimiter\)"):
+        fields_of(tmp_path / "a.json")
+    assert file.taken < len(text) / 10
+
+
+@pytest.mark.parametrize("shape", ["lines", "array", "keyed"])
+def test_a_value_that_is_nested_very_deeply_is_refused_in_little_memory(tmp_path, shape):
+    deep = '{"n": ' + "[" * 1_000_000
+    text = {"lines": deep + "\n", "array": f"[{deep}", "keyed": '{"items": [' + deep}[shape]
+    path = tmp_path / "a.json"
+    path.write_text(text)
+    tracemalloc.start()
+    with pytest.raises(DataError, match=r"record 1: not valid JSON \(nested too deeply\)"):
+        fields_of(path, "items" if shape == "keyed" else None)
+    assert tracemalloc.get_traced_memory()[1] < 1 << 26
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize("shape", ["lines", "array"])
+def test_a_record_without_end_is_refused_in_little_memory(tmp_path, monkeypatch, shape):
+    monkeypatch.setattr(records, "_LONGEST", 1 << 16)
+    path = tmp_path / "a.json"
+    with path.open("w") as file:
+        file.write("[" * (shape == "array") + '{"n": "')
+        for _ in range(1000):
+            file.write("a" * (1 << 14))
+    tracemalloc.start()
+    with pytest.raises(DataError, match="record 1: "):
         fields_of(path)
+    assert tracemalloc.get_traced_memory()[1] < 1 << 21
+    tracemalloc.stop()
+
+
+def test_a_record_with_numbers_that_json_does_not_have_does_not_spoil_its_neighbors(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text('{"items": [{"n": 1}, {"n": NaN}, {"n": Infinity}, {"n": 4}]}')
+    assert [number for number, _ in fields_of(path, "items")] == [1, 2, 3, 4]
+
+
+def test_half_a_character_is_not_replaced_by_another(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text('{"items": [{"text": "\\ud800"}]}')
+    (record,) = read_records(path, "items")
+    with pytest.raises(DataError, match="half a character"):
+        record.get("text", kind=str)
+
+
+def test_a_value_of_any_depth_and_length_reads_short_in_a_message():
+    deep = []
+    for _ in range(100_000):
+        deep = [deep]
+    assert shorten(deep) == "[[[[[[[...]]]]]]]"
+    assert len(shorten("x" * 10_000)) <= 60
 
 
 def test_a_file_without_the_key_says_which_it_has(tmp_path):
@@ -110,5 +184,5 @@ def test_many_problems_make_one_error_that_stays_readable():
     lines = str(error).splitlines()
     assert lines[0] == "the data have 50 problems:"
     assert lines[-1].endswith("... and 30 more")
-    assert len(problems_of(error)) == 50
-    assert problems_of(DataError("one")) == ["one"]
+    assert len(list_problems(error)) == 50
+    assert list_problems(DataError("one")) == ["one"]

@@ -27,7 +27,7 @@ def test_accuracy_is_the_share_of_right_predictions():
     assert score.compute() == {"score": 75.0}
 
 
-def test_a_score_takes_tensors_and_starts_anew_after_compute():
+def test_a_score_takes_tensors_and_starts_again_after_compute():
     score = Accuracy()
     score.add_batch(predictions=torch.tensor([1, 0]), references=torch.tensor([1, 1]))
     assert score.compute() == {"score": 50.0}

@@ -12,14 +12,14 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet
 import pytest
-from test_hostile_input import make_cell
-from tiny_official import write_image, write_json, write_lines
+from tiny_official import make_cell, write_image, write_json, write_lines
 
 from mcit.cli import main
 from mcit.data.splits import order_classes
-from mcit.doctor import Finding, examine, exit_code
-from mcit.embedded import Sizes, write_benchmark
-from mcit.registry import task_names
+from mcit.doctor.examination import examine
+from mcit.doctor.findings import Finding, Problem, exit_code
+from mcit.embedded.benchmark import Sizes, write_benchmark
+from mcit.registry import TASK, list_names
 
 VQA = {"vqa": {"minimum": 1}}
 
@@ -109,14 +109,14 @@ def test_json_says_the_same(root, capsys):
         "absent": 0,
     }
     assert vcr["splits"]["eval"]["files"] == 4  # two images and their metadata
-    assert shapes["notes"] == ["checked as a run would; it is generated, or a task of your own"]
+    assert shapes["notes"] == ["checked with Task.check() (generated data or a task of your own)"]
 
 
 def test_an_empty_folder_lacks_every_task_that_needs_data(tmp_path, capsys):
     assert main(["doctor", "--data-root", str(tmp_path), "--json"]) == 3
     tasks = json.loads(capsys.readouterr().out)["tasks"]
     assert [task["task"] for task in tasks][:4] == ["vqa", "nlvr2", "snli-ve", "vcr"]
-    assert {task["task"] for task in tasks} == set(task_names()) - {"shapes"}
+    assert {task["task"] for task in tasks} == set(list_names(TASK)) - {"shapes"}
     for task in tasks:
         assert task["status"] == "missing"
         assert "http" in task["problems"][0]["remedy"]
@@ -138,7 +138,7 @@ def test_the_exit_code_is_that_of_the_worst(statuses, code):
     findings = [Finding(str(number)) for number in range(len(statuses))]
     for finding, status in zip(findings, statuses, strict=True):
         if status != "ready":
-            finding.add("something", "a remedy", status)
+            finding.add(Problem("something", "a remedy", status))
     assert [finding.status for finding in findings] == statuses
     assert exit_code(findings) == code
 
@@ -146,7 +146,7 @@ def test_the_exit_code_is_that_of_the_worst(statuses, code):
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (["--data-root", "nowhere"], "--data-root 'nowhere' is no folder"),
+        (["--data-root", "nowhere"], "--data-root 'nowhere' is not a directory"),
         (["--data-root", ".", "--order", "nlvr"], "unknown task 'nlvr'; did you mean 'nlvr2'?"),
         (
             ["--data-root", ".", "--order", "cifar100:3x3"],
@@ -166,7 +166,7 @@ def test_a_question_that_cannot_be_understood_has_code_2(
     assert words in capsys.readouterr().err
 
 
-# --- what can be mended here: the command that is printed does it
+# --- what can be fixed here: the command that is printed does it
 
 
 ANSWERS = "v2_mscoco_val2014_annotations.json"
@@ -230,7 +230,7 @@ def test_a_broken_archive_is_to_be_fetched_again(root):
     (root / "dev_img.zip").write_bytes(b"PK\x03\x04 half of it")
     problem = only_problem(look(root, "nlvr2"))
     assert problem.status == "missing"
-    assert "dev_img.zip is no whole archive" in problem.text
+    assert "dev_img.zip is not a whole archive" in problem.text
 
 
 def test_a_name_with_a_space_is_quoted(root, tmp_path):
@@ -333,7 +333,7 @@ def test_an_example_that_is_in_both_splits_is_found(root):
     for kind in ("OpenEnded_mscoco_{}_questions", "mscoco_{}_annotations"):
         whole = root / "vqav2" / f"v2_{kind}.json".format("train2014")
         shutil.copy(whole, root / "vqav2" / f"v2_{kind}.json".format("val2014"))
-    assert "40 examples are in train2014 and val2014 alike" in [
+    assert "40 examples are in both train2014 and val2014" in [
         problem.text for problem in look(root, "vqa").problems
     ]
 

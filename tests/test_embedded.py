@@ -1,7 +1,9 @@
-"""The embedded benchmark: official formats, right labels, text that tells nothing, the same bytes for the same seed."""
+"""The embedded benchmark: official formats, right labels, text that tells nothing, the same bytes
+for the same seed."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -15,8 +17,7 @@ import pytest
 from PIL import Image
 
 from mcit.data.boxes import speak
-from mcit.embedded import Sizes, ensure_benchmark, write_benchmark
-from mcit.embedded.benchmark import SPLITS, digest
+from mcit.embedded.benchmark import SPLITS, Sizes, ensure_benchmark, write_benchmark
 from mcit.embedded.nlvr2 import show, wish_number, wish_object
 from mcit.embedded.render import PAINT, SIDE, box_of, corner_of, draw, encode
 from mcit.embedded.scenes import COLORS, CORNERS, SHAPES, Item, Scene, draw_item, fill_scene
@@ -32,6 +33,16 @@ def root(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("benchmark")
     write_benchmark(folder, Sizes(TRAIN, EVALUATION), seed=7)
     return folder
+
+
+def digest(root: Path) -> str:
+    """Return a digest of the names and bytes of every file below a folder."""
+    whole = hashlib.sha256()
+    for path in sorted(root.rglob("*")):
+        if path.is_file():
+            whole.update(path.relative_to(root).as_posix().encode() + b"\0")
+            whole.update(hashlib.sha256(path.read_bytes()).digest())
+    return whole.hexdigest()
 
 
 def read_lines(path: Path) -> list[dict]:
@@ -53,7 +64,7 @@ def read_vqa(root: Path, split: str) -> list[tuple[str, str]]:
     ]
 
 
-def read_labelled(root: Path, task: str, split: str) -> list[tuple[str, str]]:
+def read_labeled(root: Path, task: str, split: str) -> list[tuple[str, str]]:
     """Text and label of every example of a task that has one text per example."""
     if task == "vqav2":
         return read_vqa(root, split)
@@ -69,7 +80,8 @@ def read_labelled(root: Path, task: str, split: str) -> list[tuple[str, str]]:
 
 
 def guess_from_text(train: list[tuple[str, str]], evaluation: list[tuple[str, str]]) -> float:
-    """Percent right of naive Bayes over words and pairs of words, and of the majority per sentence: the better one."""
+    """Percent right of naive Bayes over words and pairs of words, and of the majority per sentence:
+    the better one."""
 
     def parts(text: str) -> list[str]:
         words = text.lower().split()
@@ -102,7 +114,7 @@ def guess_from_text(train: list[tuple[str, str]], evaluation: list[tuple[str, st
 # ---- scenes and pictures
 
 
-def test_an_object_is_painted_in_its_colour_where_its_cell_is():
+def test_an_object_is_painted_in_its_color_where_its_cell_is():
     for row in range(4):
         for column in range(4):
             item = Item("square", "blue", "large", (row, column))
@@ -124,7 +136,7 @@ def test_boxes_lie_inside_the_image_and_touch_no_object():
         assert 0 <= y1 < corner_of(item)[1] < y2 < SIDE
 
 
-def test_jpeg_keeps_the_colours_apart(tmp_path):
+def test_jpeg_keeps_the_colors_apart(tmp_path):
     rng = Random(5)
     for _ in range(50):
         item = draw_item(rng, size="small", shape="square")
@@ -298,8 +310,9 @@ def test_vcr_records_are_complete_and_their_tags_have_boxes(root):
         assert len(set(spoken)) == 4, "two choices would read the same"
 
 
-def test_the_colour_inside_a_vcr_box_decides_the_answer(root):
-    """An independent reading of the files: the paint nearest to the pixels in the tagged box is the right answer."""
+def test_the_color_inside_a_vcr_box_decides_the_answer(root):
+    """An independent reading of the files: the paint nearest to the pixels in the tagged box is the
+    right answer."""
     right = []
     for record in read_lines(root / "vcr" / "annotation" / "val.jsonl"):
         if record["question"][:2] != ["What", "color"]:
@@ -329,12 +342,13 @@ def test_the_colour_inside_a_vcr_box_decides_the_answer(root):
 )
 def test_text_alone_stays_near_the_majority(root, task, splits, limit):
     """Exactly at chance for NLVR2 and SNLI-VE, where every sentence comes with every label."""
-    train, evaluation = (read_labelled(root, task, split) for split in splits)
+    train, evaluation = (read_labeled(root, task, split) for split in splits)
     assert guess_from_text(train, evaluation) <= limit
 
 
 def test_vcr_choices_alone_stay_near_chance(root):
-    """A choice is scored by how often its words, beside those of the question, belonged to the right answer."""
+    """A choice is scored by how often its words, beside those of the question, belonged to the
+    right answer."""
     train, evaluation = (
         read_lines(root / "vcr" / "annotation" / f"{split}.jsonl") for split in ("train", "val")
     )
@@ -408,7 +422,10 @@ def test_the_benchmark_is_made_once(tmp_path, monkeypatch):
 
 
 def test_two_processes_at_once_agree(tmp_path):
-    code = "import sys; from mcit.embedded import *; print(ensure_benchmark(sys.argv[1], Sizes(60, 12)))"
+    code = (
+        "import sys; from mcit.embedded.benchmark import *; "
+        "print(ensure_benchmark(sys.argv[1], Sizes(60, 12)))"
+    )
     runs = [
         subprocess.Popen(
             [sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True

@@ -1,4 +1,5 @@
-"""The small ViLT: captions that are true or false as they should be, files that fit, words read off pictures."""
+"""The small ViLT: captions that are true or false as they should be, files that fit, words read off
+pictures."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ import torch
 from transformers import AutoTokenizer, ViltForMaskedLM, ViltImageProcessorPil, ViltModel
 
 from mcit.data.boxes import NAMES
-from mcit.embedded import VILT, Sizes, write_benchmark
+from mcit.embedded.benchmark import VILT, Sizes, write_benchmark
 from mcit.embedded.captions import MAKERS, describe, describe_at_length
 from mcit.embedded.pretraining import (
     IGNORED,
@@ -88,7 +89,7 @@ def test_a_batch_hides_as_many_words_as_it_asks_for(tokenizer):
         assert row[: len(ids)].tolist() == ids, "the quick way to split words is the tokenizer's"
 
 
-def test_a_batch_is_normalised_as_the_image_processor_does(tokenizer):
+def test_a_batch_is_normalized_as_the_image_processor_does(tokenizer):
     examples = [make_example(Random(31), (2, 6), 0.5)]
     batch, _, _ = make_batch(examples, tokenizer.get_vocab())
     expected = ViltImageProcessorPil.from_pretrained(VILT)(

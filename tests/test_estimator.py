@@ -1,4 +1,4 @@
-"""What is differentiated: gradients with respect to logits, in closed form, for every score, label and kind of head."""
+"""Gradients with respect to logits, in closed form, for every score, label and kind of head."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from importance_oracle import one_at_a_time, score_one
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from mcit.config import ConfigError
+from mcit.draws import draw_uniform
+from mcit.errors import ConfigError
 from mcit.estimator import MOST_EXACT_CLASSES, Estimator, score_examples
 from mcit.importance import measure_importance
 
@@ -63,13 +64,13 @@ def test_the_worked_example(score, expected, tolerance):
     assert_close(found[0], torch.tensor(expected, dtype=torch.float64), atol=tolerance, rtol=0)
 
 
-@pytest.mark.parametrize(
-    "outputs", [2, 4, 9]
-)  # 4: a multiple-choice head is a class head over its choices
+# 4: a multiple-choice head is a class head over its choices
+@pytest.mark.parametrize("outputs", [2, 4, 9])
 def test_gradients_of_a_class_head_are_the_table_s(outputs):
     z, label = some(outputs)
     y = torch.zeros_like(z).scatter_(1, label[:, None], 1)
-    p, q = z.softmax(1), (-z).softmax(1)
+    p = z.softmax(1)
+    q = (-z).softmax(1)
     right = p.gather(1, label[:, None])
     assert_close(gradient(z, label), p - y)
     assert_close(gradient(z, label, score="reversed"), y - q)
@@ -97,7 +98,8 @@ def test_log_odds_stay_exact_where_the_label_is_nearly_certain():
 
 def test_gradients_of_a_multi_label_head_are_the_table_s():
     z, y = soft(7)
-    s, q = z.sigmoid(), (-z).softmax(1)
+    s = z.sigmoid()
+    q = (-z).softmax(1)
     share = y / y.sum(1, keepdim=True)
     assert bool((y.sum(1) > 0).all())
     assert_close(gradient(z, y), s - y)
@@ -145,13 +147,45 @@ def test_all_labels_of_a_class_head_weigh_every_class_by_its_chance(score):
     assert_close(squares(z, label, score=score, labels="all"), expected)
 
 
+@pytest.mark.parametrize("labels", ["true", "predicted", "sampled"])
+@pytest.mark.parametrize("score", ["plain", "reversed", "log_odds"])
+def test_a_weight_multiplies_squared_gradients_by_the_label_s_probability(score, labels):
+    z, label = some(5)
+    options = {"score": score, "labels": labels, "seed": 2}
+    plain = gradient(z, label, **options)
+    # the gradient of the plain score is p less the label
+    chosen = (z.softmax(1) - gradient(z, label, labels=labels, seed=2)).argmax(1)
+    p = z.softmax(1).gather(1, chosen[:, None])
+    assert_close(squares(z, label, weight="probability", **options), p * plain.square())
+
+
+def test_the_weighted_fisher_of_a_linear_softmax_model_is_its_closed_form():
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3).double()
+    x = torch.randn(11, 4, dtype=torch.float64)
+    y = torch.randint(3, (11,))
+    found = measure_importance(model, [(x[:5], y[:5]), (x[5:], y[5:])], weight="probability").values
+    p = model(x).softmax(1).detach()
+    squared = p.gather(1, y[:, None]) * (p - nn.functional.one_hot(y, 3)).square()
+    assert_close(found["weight"], (squared[:, :, None] * x[:, None, :].square()).mean(0))
+    assert_close(found["bias"], squared.mean(0))
+
+
+def test_a_weight_is_refused_for_soft_labels():
+    z, y = soft(4)
+    with pytest.raises(ValueError, match="weight 'probability' needs class ids, found soft labels"):
+        squares(z, y, weight="probability")
+
+
 def test_exact_fisher_of_a_linear_softmax_model_is_its_closed_form():
     torch.manual_seed(0)
     model = nn.Linear(4, 3).double()
-    x, y = torch.randn(11, 4, dtype=torch.float64), torch.randint(3, (11,))
+    x = torch.randn(11, 4, dtype=torch.float64)
+    y = torch.randint(3, (11,))
     found = measure_importance(model, [(x[:5], y[:5]), (x[5:], y[5:])], labels="all").values
     p = model(x).softmax(1).detach()
-    inner = p * (1 - p)  # the diagonal of diag(p) - p p^T
+    # the diagonal of diag(p) - p p^T
+    inner = p * (1 - p)
     assert_close(found["weight"], (inner[:, :, None] * x[:, None, :].square()).mean(0))
     assert_close(found["bias"], inner.mean(0))
 
@@ -210,7 +244,8 @@ def test_predicted_labels_are_the_likeliest():
 @pytest.mark.parametrize("make", [some, soft])
 def test_sampled_labels_converge_to_all_labels(make):
     z, y = make(4, rows=2)
-    z = z / 3  # no label so rare that it is never drawn
+    # no label so rare that it is never drawn
+    z = z / 3
     many = 20_000
     rows = torch.arange(2).repeat_interleave(many)
     found = squares(z[rows], y[rows], labels="sampled", seed=3).view(2, many, 4)
@@ -232,9 +267,8 @@ def test_sampled_labels_belong_to_the_example_not_to_its_batch(make):
 
 
 def test_draws_are_uniform_and_independent_of_neighbours_columns_and_seeds():
-    from mcit.estimator import _draw
-
-    draws = _draw(0, torch.arange(4000), 5).numpy()
+    counter = torch.arange(20_000).view(4000, 5)
+    draws = draw_uniform(0, counter).numpy()
     assert draws.min() >= 0
     assert draws.max() < 1
     counts, _ = np.histogram(draws, bins=50, range=(0, 1))
@@ -244,7 +278,7 @@ def test_draws_are_uniform_and_independent_of_neighbours_columns_and_seeds():
     assert abs(np.corrcoef(draws[:-1, 0], draws[1:, 0])[0, 1]) < limit
     assert np.abs(np.corrcoef(draws.T) - np.eye(5)).max() < limit
     for seed in (1, 2, 2**40, -1):
-        other = _draw(seed, torch.arange(4000), 5).numpy()
+        other = draw_uniform(seed, counter).numpy()
         assert abs(np.corrcoef(draws[:, 0], other[:, 0])[0, 1]) < limit
         assert len(np.intersect1d(draws, other)) == 0
 
@@ -294,7 +328,7 @@ def test_float_targets_outside_of_zero_and_one_are_refused_and_regression_is_exp
         gradient(torch.zeros(2, 1), torch.tensor([[0.5], [target]]), score="plain")
 
 
-@pytest.mark.parametrize("field", ["score", "labels", "unit", "mode", "reversal", "norm"])
+@pytest.mark.parametrize("field", ["score", "labels", "weight", "unit", "mode", "norm"])
 def test_an_unknown_choice_is_refused_with_the_choices(field):
     with pytest.raises(ConfigError, match=rf"estimator\.{field} is 'fisher' \(choices: .*,"):
         Estimator(**{field: "fisher"})
@@ -316,6 +350,9 @@ def test_an_unknown_choice_is_refused_with_the_choices(field):
         {"update_buffers": True},
         {"update_buffers": True, "unit": "batch"},
         {"score": "output_norm", "labels": "predicted"},
+        {"score": "output_norm", "weight": "probability"},
+        {"labels": "all", "weight": "probability"},
+        {"unit": "batch", "weight": "probability"},
         {"score": "log_odds", "reversal": "literal"},
         {"score": "reversed", "norm": "squared_l2"},
     ],
@@ -325,13 +362,13 @@ def test_options_that_make_no_sense_are_refused(options):
         Estimator(**options)
 
 
-def test_every_problem_is_told_at_once():
+def test_every_problem_is_reported_at_once():
     with pytest.raises(ConfigError) as caught:
         Estimator(score="fisher", cap=-1.0, samples=0)
     assert len(caught.value.problems) == 3
 
 
-def test_the_description_is_one_line_and_tells_every_two_different_estimates_apart():
+def test_the_description_is_one_line_and_differs_between_any_two_estimates():
     base = Estimator()
     changed = [
         {"score": "reversed"},
@@ -340,6 +377,8 @@ def test_the_description_is_one_line_and_tells_every_two_different_estimates_apa
         {"labels": "predicted"},
         {"labels": "sampled"},
         {"labels": "all"},
+        {"weight": "probability"},
+        {"score": "reversed", "weight": "probability"},
         {"unit": "batch"},
         {"mode": "train"},
         {"cap": 1e-4},

@@ -1,4 +1,5 @@
-"""Several thousand damaged and hostile inputs: each ends in the right data or in one clean error, soon and in little
+"""Several thousand damaged and hostile inputs: each ends in the right data or in one clean error,
+soon and in little
 memory.
 
 Seeds are fixed, and a failure names the one that repeats it.
@@ -32,17 +33,20 @@ from PIL import Image
 from test_data_cifar import old_integer, old_pickle, old_string
 from tiny_official import make_png, small_processor, write_image
 
-from mcit.config import ConfigError
 from mcit.data.answers import read_vocabulary
-from mcit.data.bad_records import BadRecords
 from mcit.data.cifar import read_cifar100
 from mcit.data.image_cache import ImageCache
-from mcit.data.image_folders import read_imagenet_subset, read_tiny_imagenet
+from mcit.data.image_folders import (
+    open_random_boxes,
+    read_imagenet_subset,
+    read_tiny_imagenet,
+)
 from mcit.data.images import decode_image, verify_image
 from mcit.data.preparing import collect_pictures, do_work, plan_work
-from mcit.embedded import Sizes, write_benchmark
+from mcit.data.problems import BadRecords
+from mcit.embedded.benchmark import Sizes, write_benchmark
+from mcit.errors import ConfigError, DataError
 from mcit.registry import find_task
-from mcit.task import DataError
 
 CLEAN = (DataError, ConfigError)
 PROCESSOR = small_processor()
@@ -83,7 +87,8 @@ def root(benchmark, tmp_path) -> Path:
 
 
 def try_it(work: Callable[[], Any], what: str) -> Any:
-    """What the work gives, None where it ends in a clean error; anything else is a failure that can be repeated."""
+    """What the work gives, None where it ends in a clean error; anything else is a failure that can
+    be repeated."""
     start, message = time.process_time(), ""
     try:
         found = work()
@@ -224,17 +229,17 @@ def use(task: Any) -> Any:
     for split in ("train", "eval"):
         examples = task.examples(split)
         task.collate(examples.__getitems__(list(range(len(examples)))), PROCESSOR)
-    task.notices(PROCESSOR)
+    task.data_notes(PROCESSOR)
     json.dumps(task.describe_data(), allow_nan=False).encode()
     task.fingerprint()
     return task
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_mutated_record_is_read_or_left_out_and_its_neighbours_stay_right(root, name):
+def test_a_mutated_record_is_read_or_left_out_and_its_neighbors_stay_right(root, name):
     """Many to a file: whatever is wrong with one must not touch another."""
     whole = read_documents(name, root)
-    expected = {row["id"]: row for row in make(name, root).table("train")}
+    expected = {row["id"]: row for row in make(name, root).split("train").table}
     seen, left_out = 0, 0
     for start in range(0, RECORDS, 50):
         rng = random.Random(f"{name} {start}")
@@ -244,18 +249,19 @@ def test_a_mutated_record_is_read_or_left_out_and_its_neighbours_stay_right(root
         what = f"{name}, records from {start}"
         task = try_it(lambda: use(make(name, root, "skip")), what)
         assert task is not None, f"{what}: records that are wrong were not left out"
-        rows = {row["id"]: row for row in task.table("train")}
+        rows = {row["id"]: row for row in task.split("train").table}
         assert {key: rows[key] for key in expected} == expected, what
-        bad, about = task.skipped("train"), task.describe_data()["train"]
+        bad, about = task.split("train").skipped, task.describe_data()["train"]
         assert (
-            len(rows) + len(task.skipped_records("train")) + about["dropped"] == about["records"]
+            len(rows) + len(task.split("train").skipped_records) + about["dropped"]
+            == about["records"]
         ), what
         assert len(task.examples("train")) + len(bad) + about["dropped"] == about["records"], what
         for reason, message in bad.first.items():
             assert (reason + message).isprintable(), what
         seen += about["records"] - len(whole)
         left_out += len(bad)
-        try_it(lambda: make(name, root).table("train"), f"{what}, none left out")
+        try_it(lambda: make(name, root).split("train").table, f"{what}, none left out")
     assert 0 < left_out < seen
     assert seen >= RECORDS * 0.9  # a question and its annotation may both be wrong, or both be gone
 
@@ -274,7 +280,7 @@ def test_a_mutated_file_is_read_or_refused(root, name):
         work = (
             (lambda task=task: use(task))
             if seed % 4 == 0
-            else (lambda task=task: task.table("train"))
+            else (lambda task=task: task.split("train").table)
         )
         went_well += try_it(work, f"{name}, file, seed {seed}") is not None
     assert 0 < went_well < WHOLE_FILES  # some mutations do no harm, others do
@@ -282,7 +288,7 @@ def test_a_mutated_file_is_read_or_refused(root, name):
 
 def test_mutated_boxes_are_drawn_or_refused(root):
     task = make("vcr", root)
-    (picture,) = task.pictures(task.table("train")[0], task.folder("train"))
+    (picture,) = task.pictures(task.split("train").table[0], task.split("train").images)
     whole = picture.metadata.read_bytes()
     size = picture.open().size
     for seed in range(150):
@@ -347,7 +353,8 @@ def test_mutated_images_are_read_or_refused(form, tmp_path):
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 def test_images_of_any_size_and_depth_are_read_or_refused(tmp_path):
-    """Through the reader that scales by the shorter side and through the one of the vision-language tasks."""
+    """Through the reader that scales by the shorter side and through the one of the vision-language
+    tasks."""
     for part in ("train", "val"):
         for number in range(100):
             (tmp_path / part / f"n{number:08}").mkdir(parents=True)
@@ -364,8 +371,12 @@ def test_images_of_any_size_and_depth_are_read_or_refused(tmp_path):
             make_png(*sides, depth, color, data=bytes(rng.choice((0, 99, 9000, 600_000))))
         )
         what = f"seed {seed}: {sides}, depth {depth}, color {color}"
-        training = rng.random() < 0.5
-        found = try_it(lambda training=training: images.fetch(torch.tensor([0]), training), what)
+        paths = images.load_rows(torch.tensor([0]))
+        if rng.random() < 0.5:
+            read = partial(open_random_boxes, paths, size=224)
+        else:
+            read = partial(find_task("imagenet_subset")().eval_transform, paths)
+        found = try_it(read, what)
         assert found is None or found.shape == (1, 3, 224, 224), what
         try_it(lambda: resize.read(decode_image(path.read_bytes(), "it")), what)
 
@@ -474,7 +485,8 @@ SHAPES = [
 
 
 def make_odd_pickle(rng: random.Random) -> bytes:
-    """The official pickle with parts of what it says about its array replaced by anything at all."""
+    """The official pickle with parts of what it says about its array replaced by anything at
+    all."""
 
     def choose(usual: bytes, share: float = 0.15) -> bytes:
         return rng.choice(ATOMS) if rng.random() < share else usual
@@ -512,7 +524,8 @@ def make_odd_pickle(rng: random.Random) -> bytes:
 
 
 def test_pickles_that_say_anything_of_their_array_are_read_or_refused(tmp_path):
-    """What is read is what numpy reads of it, and numpy is asked only then: to some it answers by a SystemError."""
+    """What is read is what numpy reads of it, and numpy is asked only then: to some it answers by a
+    SystemError."""
     path = tmp_path / "cifar-100-python" / "train"
     path.parent.mkdir()
     went_well = 0
@@ -610,7 +623,11 @@ def write_tiny(root: Path) -> None:
 def read_imagenet(root: Path, **on_bad: Any) -> bool:
     for split in ("train", "eval"):
         images = read_imagenet_subset(root, split, range(4), None, **on_bad)
-        pixels = images.fetch(torch.arange(len(images.labels)), training=split == "train")
+        paths = images.load_rows(torch.arange(len(images.labels)))
+        if split == "train":
+            pixels = open_random_boxes(paths, size=224)
+        else:
+            pixels = find_task("imagenet_subset")().eval_transform(paths)
         assert pixels.shape == (len(images.labels), 3, 224, 224)
     return True
 

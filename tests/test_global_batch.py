@@ -9,14 +9,22 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from mcit.parallel.global_batch import BatchNorm2d, Dropout, Rows, draw_rows, holding, share_rows
-from mcit.parallel.shares import load_parts
+import mcit.parallel.loading
+from mcit.parallel.global_batch import (
+    BatchNorm2d,
+    Dropout,
+    Rows,
+    draw_rows,
+    global_batch_rows,
+    rows_of_process,
+)
+from mcit.parallel.loading import SplitLoader
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 8])
 @pytest.mark.parametrize("total", [1, 2, 7])
 def test_every_row_is_counted_once_and_every_process_holds_one(total, world):
-    shares = [share_rows(total, rank, world) for rank in range(world)]
+    shares = [rows_of_process(total, rank, world) for rank in range(world)]
     counted = [place for rows in shares if rows.counted for place in rows.places]
     assert sorted(counted) == list(range(total))
     assert all(len(rows.places) >= 1 and rows.total == total for rows in shares)
@@ -28,17 +36,17 @@ def test_what_is_drawn_for_a_row_does_not_depend_on_who_holds_it(world):
     alone, after = torch.rand(7, 2), torch.rand(3)
     for rank in range(world):
         torch.manual_seed(0)
-        rows = share_rows(7, rank, world)
-        with holding(rows):
+        rows = rows_of_process(7, rank, world)
+        with global_batch_rows(rows):
             found = draw_rows(lambda count: torch.rand(count, 2), len(rows.places))
         assert torch.equal(found, alone[list(rows.places)])
         assert torch.equal(torch.rand(3), after)  # the generator has moved on as far
 
 
 def test_rows_that_are_not_known_or_not_shared_are_drawn_as_they_come():
-    for rows in (None, Rows(None, None, counted=False)):
+    for rows in (None, Rows((), 0, counted=False)):
         torch.manual_seed(0)
-        with holding(rows):
+        with global_batch_rows(rows):
             found = draw_rows(torch.rand, 3)
         torch.manual_seed(0)
         assert torch.equal(found, torch.rand(3))
@@ -46,14 +54,14 @@ def test_rows_that_are_not_known_or_not_shared_are_drawn_as_they_come():
 
 def test_draws_for_other_rows_than_those_held_are_an_error():
     with (
-        holding(share_rows(7, 1, 2)),
-        pytest.raises(RuntimeError, match=r"4 examples are drawn for .* holds 3"),
+        global_batch_rows(rows_of_process(7, 1, 2)),
+        pytest.raises(RuntimeError, match=r"4 examples are drawn for, but this process holds 3"),
     ):
         draw_rows(torch.rand, 4)
 
 
 def test_holding_ends_with_its_block_also_after_an_error():
-    with pytest.raises(KeyError), holding(share_rows(7, 1, 2)):
+    with pytest.raises(KeyError), global_batch_rows(rows_of_process(7, 1, 2)):
         raise KeyError
     assert len(draw_rows(torch.rand, 5)) == 5
 
@@ -70,7 +78,7 @@ def test_dropout_alone_is_torch_s_own_to_the_last_bit():
 @pytest.mark.parametrize("training", [True, False])
 def test_batch_norm_alone_is_torch_s_own(training):
     ours, theirs, x = BatchNorm2d(3), nn.BatchNorm2d(3), torch.randn(4, 3, 5, 5)
-    with holding(share_rows(4, 0, 1)):
+    with global_batch_rows(rows_of_process(4, 0, 1)):
         found = ours.train(training)(x)
     assert torch.equal(found, theirs.train(training)(x))
     assert_close(ours.state_dict(), theirs.state_dict())
@@ -87,20 +95,15 @@ class Singly:
         return torch.tensor(float(index))
 
 
-def test_parts_are_fetched_and_collated_while_their_rows_are_held():
+def test_parts_are_loaded_and_collated_while_their_rows_are_declared(monkeypatch):
     def collate(examples):
         return torch.stack(examples) + draw_rows(torch.rand, len(examples))
 
-    batches = [range(4), range(4, 6)]
+    loader = SplitLoader(Singly(), [range(4), range(4, 6)], collate)
     torch.manual_seed(2)
-    alone = list(
-        load_parts(Singly(), [(batch, share_rows(len(batch), 0, 1)) for batch in batches], collate)
-    )
+    alone = [part.batch for part in loader]
     for rank in range(2):
-        shares = [(batch, share_rows(len(batch), rank, 2)) for batch in batches]
-        parts = [([batch[place] for place in rows.places], rows) for batch, rows in shares]
+        monkeypatch.setattr(mcit.parallel.loading, "process_rank", lambda rank=rank: (rank, 2))
         torch.manual_seed(2)
-        for whole, found, (_, rows) in zip(
-            alone, load_parts(Singly(), parts, collate), parts, strict=True
-        ):
-            assert torch.equal(found, whole[list(rows.places)])
+        for whole, part in zip(alone, loader, strict=True):
+            assert torch.equal(part.batch, whole[list(part.rows.places)])

@@ -1,8 +1,8 @@
-"""Hostile and broken input: a clean error that names it, or left out and counted; never another traceback."""
+"""Hostile and broken input: a clean error that names it, or left out and counted; never another
+traceback."""
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 from typing import Any
@@ -13,19 +13,18 @@ import pyarrow.parquet
 import pytest
 from PIL import Image
 from test_fuzz_data import use
-from tiny_official import make_png, write_image, write_lines
+from tiny_official import make_cell, make_png, write_image, write_imagenet, write_lines
 from torch._utils import ExceptionWrapper
 
 from mcit.cli import main
-from mcit.config import RunConfig
-from mcit.data.bad_records import BadRecords
+from mcit.config.schema import RunConfig
 from mcit.data.cifar import read_cifar100
 from mcit.data.image_folders import read_imagenet_subset, read_tiny_imagenet
 from mcit.data.images import MOST_PIXELS, open_image, verify_image
-from mcit.data.records import BadRecord
+from mcit.data.problems import BadRecord, BadRecords
+from mcit.errors import DataError
 from mcit.registry import find_task
-from mcit.runner.plan import check_data, describe_plan, resolve
-from mcit.task import DataError
+from mcit.runner.plan import resolve
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +48,7 @@ def test_an_image_is_opened_as_an_image_only(tmp_path):
     """Pillow would hand a PostScript program to an interpreter."""
     path = tmp_path / "program.jpg"
     path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nquit\n")
-    with pytest.raises(BadRecord, match=r"program\.jpg is no readable image \(cannot identify"):
+    with pytest.raises(BadRecord, match=r"program\.jpg is not a readable image \(cannot identify"):
         open_image(path)
 
 
@@ -128,11 +127,11 @@ def test_wrong_records_are_left_out_counted_and_said(mixed):
     task = find_task("snli-ve")(root=mixed, on_bad_record="skip")
     use(task)
     assert len(task.examples("train")) == 4
-    skipped = task.skipped("train").to_dict()
+    skipped = task.split("train").skipped.to_dict()
     assert {reason: found["records"] for reason, found in skipped["reasons"].items()} == REASONS
     for reason, found in skipped["reasons"].items():
         assert "snli_ve_train.jsonl, record " in found["first"], reason
-    (line,) = task.notices(None)
+    (line,) = task.data_notes(None)
     assert line.startswith("snli-ve, train: 9 of 13 records are left out: 1 ")
 
 
@@ -142,7 +141,7 @@ def test_a_record_without_its_image_is_left_out_from_between_others(mixed):
     task = find_task("snli-ve")(root=mixed, on_bad_record="skip")
     use(task)
     assert len(task.examples("train")) == 3
-    assert task.skipped("train").counts == {"image missing": 1}
+    assert task.split("train").skipped.counts == {"image missing": 1}
 
 
 def test_what_is_left_out_is_found_once_and_found_again_when_an_image_changes(mixed, tmp_path):
@@ -153,22 +152,22 @@ def test_what_is_left_out_is_found_once_and_found_again_when_an_image_changes(mi
     assert list((tmp_path / "cache" / "verified").iterdir()) == verified
     before = task.fingerprint()
     write_image(mixed / "flickr30k" / "flickr30k_images" / "10.jpg")
-    mended = find_task("snli-ve")(root=mixed, on_bad_record="skip")
-    assert len(mended.examples("train")) == 5
-    assert mended.fingerprint() != before
+    fixed = find_task("snli-ve")(root=mixed, on_bad_record="skip")
+    assert len(fixed.examples("train")) == 5
+    assert fixed.fingerprint() != before
 
 
-def test_the_policy_comes_from_the_configuration_and_the_counts_go_into_the_passport(mixed):
+def test_the_policy_comes_from_the_configuration_and_the_counts_go_into_the_provenance(mixed):
     config = RunConfig(order=("snli-ve",), data_root=str(mixed), on_bad_record="skip")
     plan = resolve(config)
-    check_data(plan)
-    described = json.loads(json.dumps(describe_plan(plan)))
+    plan.check_data()
+    described = json.loads(json.dumps(plan.describe()))
     assert described["config"]["on_bad_record"] == "skip"
     train = described["records"]["snli-ve"]["train"]
     assert (train["records"], train["dropped"], train["skipped"]["records"]) == (13, 0, 9)
     assert described["records"]["snli-ve"]["eval"]["skipped"] == {"records": 0, "reasons": {}}
     with pytest.raises(DataError, match="the data have 6 problems"):
-        check_data(resolve(RunConfig(order=("snli-ve",), data_root=str(mixed))))
+        resolve(RunConfig(order=("snli-ve",), data_root=str(mixed))).check_data()
 
 
 def test_a_split_without_a_good_record_is_refused_under_either_policy(mixed):
@@ -199,13 +198,13 @@ def test_a_file_that_ends_within_a_record_is_refused_under_either_policy(mixed, 
     with pytest.raises(
         DataError, match=r"dev\.jsonl, record 3: not valid JSON .* it is cut short, fetch it again"
     ):
-        find_task("snli-ve")(root=mixed, on_bad_record=policy).table("eval")
+        len(find_task("snli-ve")(root=mixed, on_bad_record=policy).split("eval").table)
 
 
 def test_a_file_full_of_wrong_records_is_not_read_to_its_end(tmp_path):
     write_lines(tmp_path / "snli-ve" / "snli_ve_train.jsonl", [{}] * 5000)
     with pytest.raises(DataError, match=r"the data have 1001 problems") as caught:
-        find_task("snli-ve")(root=tmp_path).table("train")
+        len(find_task("snli-ve")(root=tmp_path).split("train").table)
     assert caught.value.problems[-1] == "no more were looked for"
 
 
@@ -226,23 +225,15 @@ def test_wrong_rows_of_a_class_incremental_set_are_left_out_and_counted(tmp_path
         task.check()
 
 
-def make_cell() -> bytes:
-    file = io.BytesIO()
-    Image.new("RGB", (32, 32)).save(file, "PNG")
-    return file.getvalue()
-
-
 def test_files_of_a_class_incremental_set_are_opened_beforehand_where_bad_ones_are_left_out(
     tmp_path,
 ):
-    for part in ("train", "val"):
-        for number in range(100):
-            write_image(tmp_path / part / f"n{number:08}" / "a.png", size=(9, 9))
+    write_imagenet(tmp_path)
     write_image(tmp_path / "train" / "n00000007" / "b.png").write_bytes(b"broken")
     task = find_task("imagenet_subset")(root=tmp_path, on_bad_record="skip")
     task.check()
     assert len(task.examples("train")) == 100
-    (line,) = task.notices(None)
+    (line,) = task.data_notes(None)
     assert line.startswith(
         "imagenet_subset, train: 1 of 101 records are left out: 1 image unreadable (first: "
     )

@@ -1,4 +1,4 @@
-"""One pass over data: the model comes back as it was, the data are read as promised, the file tells how it was made."""
+"""One pass over data: the model is restored, data are read as promised, files say how made."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 from torch.utils.data import DataLoader, IterableDataset, Sampler, TensorDataset
 
-from mcit.config import ConfigError
-from mcit.importance import Estimator, Importance, fingerprint, measure_importance
+from mcit.errors import ConfigError
+from mcit.estimator import Estimator
+from mcit.importance import Importance, measure_importance
+from mcit.named_tensors import fingerprint
 
 
 def net(seed: int = 0) -> nn.Module:
@@ -54,11 +56,9 @@ class Everything:
         }
         self.buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
         self.hooks = {name: self._count_hooks(module) for name, module in model.named_modules()}
-        self.torch, self.numpy, self.python = (
-            torch.get_rng_state(),
-            np.random.get_state(),
-            random.getstate(),
-        )
+        self.torch = torch.get_rng_state()
+        self.numpy = np.random.get_state()
+        self.python = random.getstate()
 
     @staticmethod
     def _count_hooks(module: nn.Module) -> tuple[int, ...]:
@@ -89,12 +89,10 @@ class Noisy(nn.Module):
 
     def __init__(self, breaks_at: int | None = None, broken: str = "nan"):
         super().__init__()
-        self.body, self.dropout, self.breaks_at, self.broken = (
-            ConvNet(),
-            nn.Dropout(0.5),
-            breaks_at,
-            broken,
-        )
+        self.body = ConvNet()
+        self.dropout = nn.Dropout(0.5)
+        self.breaks_at = breaks_at
+        self.broken = broken
         self.frozen = nn.Linear(4, 4)
         self.register_buffer("average", torch.zeros(4))
         self.calls = 0
@@ -192,7 +190,8 @@ def test_updated_buffers_are_kept_only_on_request_and_the_rest_comes_back():
 
 
 def test_measuring_works_where_gradients_are_switched_off():
-    model, dataset = net(), data()
+    model = net()
+    dataset = data()
     with torch.no_grad():
         found = measure_importance(model, DataLoader(dataset, 5))
         assert not torch.is_grad_enabled()
@@ -203,7 +202,8 @@ def test_measuring_works_where_gradients_are_switched_off():
 @pytest.mark.parametrize("size", [1, 3, 7, 14])
 @pytest.mark.parametrize("labels", ["true", "predicted", "all", "sampled"])
 def test_unit_example_does_not_depend_on_batch_size_or_shuffling(size, labels):
-    model, dataset = net(), data()
+    model = net()
+    dataset = data()
     expected = measure_importance(model, DataLoader(dataset, 14), labels=labels).values
     for loader in (
         DataLoader(dataset, size),
@@ -218,7 +218,8 @@ def test_unit_example_does_not_depend_on_batch_size_or_shuffling(size, labels):
 
 
 def test_unit_batch_does_depend_on_batch_size():
-    model, dataset = net(), data()
+    model = net()
+    dataset = data()
     small, large = (
         measure_importance(model, DataLoader(dataset, n), unit="batch").values for n in (1, 7)
     )
@@ -230,7 +231,8 @@ def test_unit_batch_does_depend_on_batch_size():
     ("samples", "count"), [(5, 5), (1, 1), (0.5, 7), (0.01, 1), (1.0, 14), (99, 14), (14, 14)]
 )
 def test_a_budget_reads_exactly_so_many_examples_drawn_by_the_seed(samples, count):
-    model, dataset = net(), data()
+    model = net()
+    dataset = data()
     read: list[Tensor] = []
 
     def forward(model, batch):
@@ -254,7 +256,8 @@ def test_a_budget_reads_exactly_so_many_examples_drawn_by_the_seed(samples, coun
 
 
 def test_a_budget_on_unit_batch_takes_whole_batches():
-    model, dataset = net(), data()
+    model = net()
+    dataset = data()
     found = measure_importance(model, DataLoader(dataset, 4), samples=6, unit="batch")
     assert found.examples == 8
 
@@ -271,14 +274,16 @@ class Evens(Sampler):
 
 
 def test_a_sampler_that_chooses_is_respected():
-    model, dataset = net(), data()
+    model = net()
+    dataset = data()
     found = measure_importance(model, DataLoader(dataset, 4, sampler=Evens(dataset)))
     assert found.examples == 7
     assert_same_importance(found.values, truth(model, dataset, range(0, 14, 2)))
 
 
 def test_any_iterable_of_batches_will_do():
-    model, dataset = net(), data()
+    model = net()
+    dataset = data()
     x, y = dataset.tensors
 
     class Stream(IterableDataset):
@@ -307,7 +312,8 @@ def test_a_dictionary_with_labels_is_a_batch():
             return type("Output", (), {"logits": self.fc(features)})()
 
     torch.manual_seed(0)
-    model, (x, y) = Named(), data().tensors
+    model = Named()
+    (x, y) = data().tensors
     found = measure_importance(model, [{"features": x, "labels": y}]).values
     plain = measure_importance(nn.Sequential(model.fc), [(x, y)]).values
     assert_close(found["fc.weight"], plain["0.weight"])
@@ -315,7 +321,8 @@ def test_a_dictionary_with_labels_is_a_batch():
 
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_a_loader_prepared_by_accelerate_is_read_like_the_bare_one(shuffle):
-    model, dataset = net(), data()
+    model = net()
+    dataset = data()
     accelerator = Accelerator(cpu=True)
     wrapped, loader = accelerator.prepare(model, DataLoader(dataset, 4, shuffle=shuffle))
     found = measure_importance(wrapped, loader, samples=9, seed=2)
@@ -335,7 +342,8 @@ def test_autocast_inside_the_model_gives_a_like_result(unit):
             with torch.autocast("cpu", torch.bfloat16):
                 return self.body(x).float()
 
-    model, dataset = Cast(), data()
+    model = Cast()
+    dataset = data()
     found = measure_importance(model, DataLoader(dataset, 7), unit=unit)
     exact = measure_importance(net(), DataLoader(dataset, 7), unit=unit)
     values = {name.removeprefix("body."): value for name, value in found.values.items()}
@@ -343,13 +351,15 @@ def test_autocast_inside_the_model_gives_a_like_result(unit):
 
 
 def test_a_wrapped_model_is_measured_unwrapped():
-    model, dataset = net(), data()
+    model = net()
+    dataset = data()
     found = measure_importance(nn.DataParallel(model), DataLoader(dataset, 7))
     assert found.values.keys() == dict(model.named_parameters()).keys()
 
 
 def test_a_cap_is_an_upper_limit_and_nothing_else():
-    model, dataset = net(), data()
+    model = net()
+    dataset = data()
     free = measure_importance(model, DataLoader(dataset, 7)).values
     cap = float(free["0.weight"].median())
     capped = measure_importance(model, DataLoader(dataset, 7), cap=cap).values
@@ -361,7 +371,8 @@ def test_a_cap_is_an_upper_limit_and_nothing_else():
 
 
 def test_shuffled_importance_has_the_same_values_in_other_places_of_the_same_tensor():
-    model, dataset = net(), data()
+    model = net()
+    dataset = data()
     plain = measure_importance(model, DataLoader(dataset, 7)).values
     mixed = measure_importance(model, DataLoader(dataset, 7), shuffle=True, seed=1).values
     again = measure_importance(model, DataLoader(dataset, 7), shuffle=True, seed=1).values
@@ -374,19 +385,21 @@ def test_shuffled_importance_has_the_same_values_in_other_places_of_the_same_ten
 
 def test_channels_last_weights_are_measured_alike():
     torch.manual_seed(0)
-    # without ConvNet's narrow 1x1 convolution of stride 2, whose backward in this format breaks some builds of torch
+    # without a narrow 1x1 convolution of stride 2, whose backward breaks in some builds of torch
     maps = nn.Sequential(
         nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.GroupNorm(2, 4), nn.Conv2d(4, 6, 3)
     )
     model = nn.Sequential(maps, nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(96, 4)).eval()
-    x, y = pictures(5), torch.randint(4, (5,))
+    x = pictures(5)
+    y = torch.randint(4, (5,))
     expected = measure_importance(model, [(x, y)]).values
     found = measure_importance(model.to(memory_format=torch.channels_last), [(x, y)]).values
     assert_same_importance(found, expected, 1e-5)
 
 
 def test_double_and_half_models_are_measured_in_their_own_precision():
-    model, dataset = net().double(), data()
+    model = net().double()
+    dataset = data()
     x, y = dataset.tensors
     found = measure_importance(model, [(x.double(), y)])
     assert {value.dtype for value in found.values.values()} == {torch.float64}
@@ -399,14 +412,17 @@ def test_double_and_half_models_are_measured_in_their_own_precision():
 def test_the_mean_over_many_equal_batches_is_that_of_one(dtype, tolerance, unit):
     # A running sum in half precision stops growing after a few hundred batches.
     torch.manual_seed(0)
-    model, x, y = nn.Linear(6, 4).to(dtype), vectors(2).to(dtype), torch.randint(4, (2,))
+    model = nn.Linear(6, 4).to(dtype)
+    x = vectors(2).to(dtype)
+    y = torch.randint(4, (2,))
     once = measure_importance(model, [(x, y)], unit=unit).values
     often = measure_importance(model, [(x, y)] * 600, unit=unit).values
     assert_same_importance(often, once, tolerance)
 
 
 def test_a_train_mode_without_randomness_is_measured_per_example():
-    model, dataset = net(), data()
+    model = net()
+    dataset = data()
     found = measure_importance(model.eval(), DataLoader(dataset, 5), mode="train")
     assert_same_importance(found.values, truth(model, dataset))
     assert not model.training
@@ -431,7 +447,8 @@ def test_a_loss_that_is_not_finite_is_named_and_gives_no_importance(options):
 
 
 def test_squares_that_overflow_are_refused_by_name():
-    model, (x, y) = nn.Linear(6, 4), data().tensors
+    model = nn.Linear(6, 4)
+    (x, y) = data().tensors
     with pytest.raises(FloatingPointError, match="weight"):
         measure_importance(
             model, [(x * 1e30, y)], score="output_norm", norm="squared_l2", unit="batch"
@@ -504,7 +521,8 @@ def test_exact_labels_of_a_large_head_are_refused_with_advice():
 
 def test_a_layer_with_only_some_trainable_parameters_is_exact():
     torch.manual_seed(0)
-    model, dataset = net(), data()
+    model = net()
+    dataset = data()
     model[0].weight.requires_grad_(False)
     model[2].bias.requires_grad_(False)
     found = measure_importance(model, DataLoader(dataset, 5))
@@ -514,7 +532,8 @@ def test_a_layer_with_only_some_trainable_parameters_is_exact():
 
 def test_a_layer_that_is_reached_late_counts_from_then_on():
     torch.manual_seed(0)
-    model, x = Late(), vectors(6)
+    model = Late()
+    x = vectors(6)
     x[4:, 0] = 6
     dataset = TensorDataset(x, torch.randint(4, (6,)))
     found = measure_importance(model, DataLoader(dataset, 2))
@@ -645,7 +664,8 @@ def test_another_kind_of_file_is_refused(tmp_path):
 
 
 def test_a_fingerprint_depends_on_names_and_shapes_and_on_no_order():
-    a, b = torch.zeros(2, 3), torch.zeros(3)
+    a = torch.zeros(2, 3)
+    b = torch.zeros(3)
     assert fingerprint({"a": a, "b": b}) == fingerprint({"b": b + 1, "a": a})
     assert fingerprint({"a": a, "b": b}) != fingerprint({"a": a.T, "b": b})
     assert fingerprint({"a": a, "b": b}) != fingerprint({"a": a, "c": b})
@@ -695,7 +715,7 @@ def test_inference_mode_is_refused():
         measure_importance(nn.Linear(3, 2), [])
 
 
-def test_forward_must_give_two_tensors():
+def test_forward_must_return_two_tensors():
     with pytest.raises(TypeError, match="logits and target; found a Tensor and a NoneType"):
         measure_importance(
             nn.Linear(3, 2), [torch.rand(4, 3)], forward=lambda model, x: (model(x), None)
@@ -708,7 +728,8 @@ def test_forward_must_give_two_tensors():
 def test_a_function_as_score_is_squared_per_example_and_named():
     torch.manual_seed(0)
     model = nn.Linear(3, 1)
-    x, y = torch.rand(8, 3), 5 * torch.randn(8, 1)
+    x = torch.rand(8, 3)
+    y = 5 * torch.randn(8, 1)
 
     def gaussian_error(model, batch):
         return (model(batch[0]) - batch[1]).square().sum(dim=1) / 2
@@ -730,7 +751,7 @@ def test_a_function_as_score_is_squared_per_example_and_named():
     "wrong", [lambda model, x: model(x), lambda model, x: model(x).sum(), lambda model, x: None]
 )
 def test_a_function_that_gives_no_number_per_example_is_refused(wrong):
-    with pytest.raises(ValueError, match=r"must give one number per example, \[batch\]"):
+    with pytest.raises(ValueError, match=r"must return one number per example, \[batch\]"):
         measure_importance(nn.Linear(3, 2), [torch.rand(4, 3)], score=wrong)
 
 

@@ -33,7 +33,8 @@ CASES = {
     "a budget of batches": {"samples": 5, "unit": "batch"},
     "shuffled": {"shuffle": True, "cap": 1e-3},
 }
-SIZE = 3  # of a global batch: with 7 examples and with 1, the last leaves one process without
+# of a global batch: with 7 examples and with 1, the last leaves one process without
+SIZE = 3
 
 
 def build(count: int) -> tuple[Reader, TensorDataset]:
@@ -47,12 +48,10 @@ class Picture(nn.Module):
 
     def __init__(self, norm: type[nn.Module] = BatchNorm2d):
         super().__init__()
-        self.conv, self.norm, self.drop, self.fc = (
-            nn.Conv2d(2, 3, 3, bias=False),
-            norm(3),
-            Dropout(0.3),
-            nn.Linear(3, 4),
-        )
+        self.conv = nn.Conv2d(2, 3, 3, bias=False)
+        self.norm = norm(3)
+        self.drop = Dropout(0.3)
+        self.fc = nn.Linear(3, 4)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.fc(self.drop(torch.tanh(self.norm(self.conv(x))).mean(dim=(2, 3))))
@@ -71,7 +70,7 @@ def add_noise(examples: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 
 
 def measure_pictures() -> dict[str, Importance | dict[str, Tensor]]:
-    """Importance of augmented pictures, by example in eval mode and by batch in train mode, and BatchNorm's buffers."""
+    """Importance of augmented pictures, by example and by batch, and BatchNorm's buffers."""
     model, loader = build_pictures()
     found = {
         "example": measure_importance(model, loader).values,
@@ -95,7 +94,7 @@ def measure_as_they_come(rank: int, world: int) -> dict[str, dict[str, Tensor]]:
 
 
 def work(folder: Path) -> None:
-    """What each of the two processes does: measure all cases, and write them down with its number."""
+    """Measure all cases in one of the two processes, and write them down with its number."""
     rank = int(os.environ["RANK"])
     torch.distributed.init_process_group(
         "gloo",
@@ -111,10 +110,8 @@ def work(folder: Path) -> None:
             importance = measure_importance(
                 model, DataLoader(dataset, SIZE, shuffle=True), **options
             )
-            notes[f"{count} {name}"], found[f"{count} {name}"] = (
-                importance.examples,
-                importance.values,
-            )
+            notes[f"{count} {name}"] = importance.examples
+            found[f"{count} {name}"] = importance.values
     found |= measure_pictures() | measure_as_they_come(rank, 2)
     try:
         measure_importance(*build_pictures(nn.BatchNorm2d), unit="batch", mode="train")
@@ -211,4 +208,4 @@ def test_batches_of_the_processes_own_are_joined_to_global_batches(found_by_two)
 
 def test_batch_norm_that_sees_one_process_only_is_refused(found_by_two):
     for _, notes in found_by_two:
-        assert notes["refused"].startswith("BatchNorm that normalises by one process's rows")
+        assert notes["refused"].startswith("BatchNorm that normalizes by one process's rows")

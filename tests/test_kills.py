@@ -1,4 +1,5 @@
-"""A run that is killed at any call that changes a file ends with the same bits once it is resumed."""
+"""A run that is killed at any call that changes a file ends with the same bits once it is
+resumed."""
 
 from __future__ import annotations
 
@@ -13,12 +14,15 @@ from accelerate.state import AcceleratorState
 from killing import assert_same_end, run_and_kill
 from tiny_run import Perceptron, Points, Share, make_points
 
-from mcit import sequence
-from mcit.config import RunConfig, parse
+from mcit.config.parse import parse
+from mcit.config.schema import RunConfig
 from mcit.method import Method
 from mcit.methods.ewc import Ewc
 from mcit.methods.si import Si
 from mcit.models.learner import Learner
+from mcit.runner.plan import Plan
+from mcit.sequence import run
+from mcit.task import Track
 
 EVERY = 7
 METHODS = {"ewc": partial(Ewc, strength=5.0), "si": partial(Si, strength=5.0)}
@@ -32,11 +36,12 @@ class QuickPoints(Points):
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    monkeypatch.setattr(sequence, "build_learner", lambda plan: Learner(Perceptron()))
+    monkeypatch.setattr(Plan, "build_learner", lambda plan: Learner(Perceptron()))
 
 
 def learn(make: Callable[[], Method], output: Path, resume: bool = False) -> None:
-    """Two tasks of three steps, a checkpoint after every second step, all from new objects as in a new process."""
+    """Two tasks of three steps, a checkpoint after every second, from new objects as in a new
+    process."""
     method = make()
     AcceleratorState._reset_state(reset_partial_state=False)
     data = {
@@ -49,8 +54,8 @@ def learn(make: Callable[[], Method], output: Path, resume: bool = False) -> Non
         QuickPoints(task.x, task.y, task.known, task.total, task.recipe)
         for task in make_points([2, 2])
     ]
-    plan = sequence.Plan(parse(RunConfig, data), tasks, method, "mcit", False)
-    sequence.run(plan, output, progress=False, say=lambda line: None, resume=resume)
+    plan = Plan(parse(RunConfig, data), tasks, method, Track.TASKS, embedded=False)
+    run(plan, output, progress=False, say=lambda line: None, resume=resume)
 
 
 def assert_nothing_is_left_over(folder: Path) -> None:

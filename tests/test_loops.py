@@ -1,4 +1,4 @@
-"""Three lines in anybody's loop: plain PyTorch, Accelerate, transformers.Trainer, PEFT, synaptic intelligence."""
+"""Three lines in anybody's loop: plain PyTorch, Accelerate, transformers.Trainer, PEFT, SI."""
 
 from __future__ import annotations
 
@@ -99,23 +99,26 @@ def loss_on(model: nn.Module, task: TensorDataset) -> float:
 
 
 def test_held_weights_stay_closer_and_the_old_task_is_better_kept():
-    first, second = make_task(1), make_task(2)
+    first = make_task(1)
+    second = make_task(2)
     after = {}
     for strength in (0.0, 100.0):
         model = make_network()
         manager = ConsolidationManager(model.named_parameters(), strength=strength)
         learn(model, first, manager)
-        learned, kept = loss_on(model, first), copies(model)
+        learned = loss_on(model, first)
+        kept = copies(model)
         manager.consolidate(measure_importance(model, DataLoader(first, batch_size=32)))
         learn(model, second, manager)
         after[strength] = loss_on(model, first), distance(model, kept), loss_on(model, second)
-    assert learned < 0.6  # the first task was learned at all
-    free, held = after[0.0], after[100.0]
+    # the first task was learned at all
+    assert learned < 0.6
+    free = after[0.0]
+    held = after[100.0]
     assert held[1] < 0.8 * free[1]
     assert learned <= held[0] < learned + 0.5 * (free[0] - learned)
-    assert (
-        free[2] < held[2]
-    )  # and what is held learns the new task less well: no free lunch, and a working penalty
+    # and what is held learns the new task less well: no free lunch, and a working penalty
+    assert free[2] < held[2]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -130,8 +133,10 @@ def test_held_weights_stay_closer_and_the_old_task_is_better_kept():
     ids=["sgd", "momentum", "adam", "adamw"],
 )
 def test_the_injected_gradient_takes_the_path_of_a_penalty_in_the_loss(optimizer, dtype):
-    ours, theirs = make_network(dtype), make_network(dtype)
-    importance, anchor = random_importance(ours), copies(ours)
+    ours = make_network(dtype)
+    theirs = make_network(dtype)
+    importance = random_importance(ours)
+    anchor = copies(ours)
     manager = ConsolidationManager(ours.named_parameters(), strength=STRENGTH)
     manager.consolidate(importance)
     steps = optimizer(ours.parameters()), optimizer(theirs.parameters())
@@ -150,7 +155,8 @@ def test_the_injected_gradient_takes_the_path_of_a_penalty_in_the_loss(optimizer
 
 
 def test_before_anything_is_consolidated_nothing_changes():
-    ours, plain = make_network(), make_network()
+    ours = make_network()
+    plain = make_network()
     learn(ours, make_task(1), ConsolidationManager(ours.named_parameters(), strength=1e6), epochs=1)
     learn(plain, make_task(1), ConsolidationManager(plain, strength=0.0), epochs=1)
     torch.testing.assert_close(copies(ours), copies(plain), rtol=0, atol=0)
@@ -160,11 +166,12 @@ def test_before_anything_is_consolidated_nothing_changes():
 
 
 def test_accelerate_adds_the_penalty_once_per_real_step_and_clips_the_sum():
-    model, reference = make_network(), make_network()
-    importance, anchor = random_importance(model), copies(model)
-    data = TensorDataset(
-        *(tensor[:80] for tensor in make_task(3).tensors)
-    )  # 5 batches: the last step has one
+    model = make_network()
+    reference = make_network()
+    importance = random_importance(model)
+    anchor = copies(model)
+    # 5 batches: the last step has one
+    data = TensorDataset(*(tensor[:80] for tensor in make_task(3).tensors))
     manager = ConsolidationManager(model.named_parameters(), strength=STRENGTH)
     manager.consolidate(importance)
 
@@ -184,7 +191,8 @@ def test_accelerate_adds_the_penalty_once_per_real_step_and_clips_the_sum():
                 optimizer.step()
                 optimizer.zero_grad()
 
-    optimizer, norms = torch.optim.SGD(reference.parameters(), lr=0.2, momentum=0.9), []
+    optimizer = torch.optim.SGD(reference.parameters(), lr=0.2, momentum=0.9)
+    norms = []
     batches = list(DataLoader(data, batch_size=16))
     for group in 2 * [batches[0:2], batches[2:4], batches[4:5]]:
         for inputs, target in group:
@@ -193,7 +201,8 @@ def test_accelerate_adds_the_penalty_once_per_real_step_and_clips_the_sum():
         norms.append(float(nn.utils.clip_grad_norm_(reference.parameters(), CLIP)))
         optimizer.step()
         optimizer.zero_grad()
-    assert max(norms) > CLIP  # clipping had something to do
+    # clipping had something to do
+    assert max(norms) > CLIP
     torch.testing.assert_close(copies(model), copies(reference), rtol=1e-6, atol=1e-6)
 
 
@@ -224,7 +233,7 @@ def make_sentences(seed: int, count: int = 40) -> list[dict[str, Tensor]]:
 
 
 class Collator:
-    """Stacks examples, and remembers the batches so that a loop written by hand sees the same ones."""
+    """Stacks examples, and keeps the batches so that a loop written by hand sees the same ones."""
 
     def __init__(self) -> None:
         self.batches: list[dict[str, Tensor]] = []
@@ -292,8 +301,10 @@ def accumulate(model: nn.Module, batches: list[dict[str, Tensor]]) -> None:
 def test_trainer_clips_the_tasks_gradient_and_then_adds_the_penalty(
     tmp_path, name, optimizer, rate
 ):
-    model, reference = make_bert(), make_bert()
-    importance, anchor = random_importance(model), copies(model)
+    model = make_bert()
+    reference = make_bert()
+    importance = random_importance(model)
+    anchor = copies(model)
     manager = ConsolidationManager(model.named_parameters(), strength=STRENGTH)
     manager.consolidate(importance)
     callbacks = [ConsolidationCallback(manager)]
@@ -302,7 +313,9 @@ def test_trainer_clips_the_tasks_gradient_and_then_adds_the_penalty(
     )
     trainer.train()
 
-    optimizer, norms, pulls = optimizer(reference.parameters()), [], []
+    optimizer = optimizer(reference.parameters())
+    norms = []
+    pulls = []
     reference.train()
     for batches in steps_of(collator):
         accumulate(reference, batches)
@@ -320,7 +333,8 @@ def test_trainer_clips_the_tasks_gradient_and_then_adds_the_penalty(
 
 
 def test_a_trainer_without_anything_held_is_the_trainer(tmp_path):
-    plain, ours = make_bert(), make_bert()
+    plain = make_bert()
+    ours = make_bert()
     make_trainer(tmp_path, plain, make_sentences(1))[0].train()
     manager = ConsolidationManager(ours.named_parameters(), strength=1e6)
     make_trainer(tmp_path, ours, make_sentences(1), [ConsolidationCallback(manager)])[0].train()
@@ -391,8 +405,10 @@ def test_importance_of_a_peft_model_equals_one_example_at_a_time(tmp_path):
 
 
 def test_the_path_integral_in_a_trainer_sees_the_unmixed_gradient(tmp_path):
-    model, reference = make_bert(), make_bert()
-    importance, anchor = random_importance(model), copies(model)
+    model = make_bert()
+    reference = make_bert()
+    importance = random_importance(model)
+    anchor = copies(model)
     path = PathIntegral(model.named_parameters(), damping=0.05)
     manager = ConsolidationManager(model.named_parameters(), strength=STRENGTH, path=path)
     manager.consolidate(importance)
@@ -407,10 +423,8 @@ def test_the_path_integral_in_a_trainer_sees_the_unmixed_gradient(tmp_path):
     reference.train()
     for batches in steps_of(collator):
         accumulate(reference, batches)
-        gradients, before = (
-            {n: p.grad.clone() for n, p in reference.named_parameters()},
-            copies(reference),
-        )
+        gradients = {n: p.grad.clone() for n, p in reference.named_parameters()}
+        before = copies(reference)
         pull_(reference, importance, anchor, STRENGTH)
         optimizer.step()
         optimizer.zero_grad()

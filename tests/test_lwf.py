@@ -1,4 +1,5 @@
-"""Learning without forgetting: the loss in closed form, a teacher that stays as it was, and a run that goes on."""
+"""Learning without forgetting: the loss in closed form, a teacher that stays as it was, and a run
+that goes on."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import copy
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from tiny_run import (
     assert_identical,
     begin_points,
@@ -20,14 +22,12 @@ from tiny_run import (
 from torch import nn
 from torch.testing import assert_close
 
-from mcit.config import ConfigError
+from mcit.errors import ConfigError
 from mcit.methods.finetune import Finetune
 from mcit.methods.lwf import Lwf, distill
+from mcit.models.backbone import Backbone, Layer
 from mcit.models.learner import Learner
-
-
-def ignore(entry) -> None:
-    pass
+from mcit.task import Output
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
@@ -36,16 +36,17 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def reach_second_task(method, **recipe):
-    """Two tasks of two and three classes over points; the first is learned, the second has begun."""
+    """Two tasks of two and three classes over points; the first is learned, the second has
+    begun."""
     tasks = make_points([2, 3], **recipe)
     stage, trainer = begin_points(tasks, method, log_every=1000)
-    trainer.fit(stage, method, ignore)
+    trainer.fit(stage, method)
     method.end_task(stage)
     return go_on(stage, method, trainer), trainer
 
 
 def read_batch(stage):
-    return next(iter(stage.loader(stage.task, "train")))
+    return next(iter(stage.load(stage.task, "train"))).batch
 
 
 def test_the_distance_is_the_softened_cross_entropy_without_a_temperature_factor():
@@ -66,17 +67,11 @@ def test_the_added_gradient_is_that_of_the_closed_form_and_spares_the_new_classe
     method = Lwf(strength=3.0, temperature=2.0)
     stage, _ = reach_second_task(method)
     batch = read_batch(stage)
-    teacher = (
-        copy.deepcopy(stage.learner)
-        .eval()(batch, stage.task.head)
-        .detach()
-        .numpy()[:, :2]
-        .astype(np.float64)
-    )
-    logits = torch.randn(
-        len(batch["labels"]), 5, generator=torch.Generator().manual_seed(1), requires_grad=True
-    )
-    method.extra_loss(stage, batch, logits).backward()
+    learner = copy.deepcopy(stage.learner).eval()
+    teacher = learner(batch, stage.task.head).logits[:, :2].detach().double().numpy()
+    generator = torch.Generator().manual_seed(1)
+    logits = torch.randn(len(teacher), 5, generator=generator, requires_grad=True)
+    method.extra_loss(stage, batch, Output(torch.zeros(len(teacher), 5), logits)).backward()
     old = logits.detach().numpy()[:, :2].astype(np.float64)
     expected = np.zeros(logits.shape)
     expected[:, :2] = 3 / 2 / len(logits) * (softmax(old / 2) - softmax(teacher / 2))
@@ -86,99 +81,117 @@ def test_the_added_gradient_is_that_of_the_closed_form_and_spares_the_new_classe
 def test_the_first_task_has_no_teacher():
     method = Lwf(strength=3.0)
     stage, _ = begin_points(make_points([2, 3]), method)
-    assert method.extra_loss(stage, read_batch(stage), torch.zeros(8, 2)) is None
-    assert (method.state_dict(), method.bytes_held()) == ({}, 0)
+    output = Output(torch.zeros(8, 5), torch.zeros(8, 2))
+    assert method.extra_loss(stage, read_batch(stage), output) is None
+    assert method.state_dict() == {}
+    assert method.bytes_held() == 0
 
 
 def test_a_step_is_one_on_the_sum_of_both_losses():
     method = Lwf(strength=3.0)
     stage, trainer = reach_second_task(method, batch_size=1000)
-    batch, reference = read_batch(stage), copy.deepcopy(stage.learner)
+    batch = read_batch(stage)
+    reference = copy.deepcopy(stage.learner)
     optimizer = torch.optim.SGD(reference.parameters(), 0.1, 0.9)
-    logits = reference(batch, stage.task.head)
-    taught = logits.detach()[:, :2]
-    loss = nn.functional.cross_entropy(logits[:, 2:], batch["labels"] - 2)
-    loss = (
-        loss
-        + 3
-        * -(torch.softmax(taught / 2, 1) * torch.log_softmax(logits[:, :2] / 2, 1)).sum(1).mean()
-    )
-    loss.backward()
+    logits = reference(batch, stage.task.head).logits
+    taught = torch.softmax(logits.detach()[:, :2] / 2, dim=1)
+    own = F.cross_entropy(logits[:, 2:], batch["labels"] - 2)
+    distillation = -(taught * torch.log_softmax(logits[:, :2] / 2, dim=1)).sum(dim=1).mean()
+    (own + 3 * distillation).backward()
     optimizer.step()
-    trainer.fit(stage, method, ignore)
+    trainer.fit(stage, method)
     assert_close(copy_state(stage.learner), copy_state(reference))
 
 
 def test_strength_zero_is_finetuning_bit_for_bit():
-    found, plain = (
-        reach_second_task(method, epochs=2) for method in (Lwf(strength=0.0), Finetune())
-    )
-    for (stage, trainer), method in ((found, Lwf(strength=0.0)), (plain, Finetune())):
-        trainer.fit(stage, method, ignore)
-    assert_identical(copy_state(found[0].learner), copy_state(plain[0].learner))
+    states = []
+    for method in (Lwf(strength=0.0), Finetune()):
+        stage, trainer = reach_second_task(method, epochs=2)
+        trainer.fit(stage, method)
+        states.append(copy_state(stage.learner))
+    assert_identical(*states)
 
 
 def test_the_answers_about_old_classes_move_less_than_under_finetuning():
     def drift(method) -> float:
         stage, trainer = reach_second_task(method, epochs=6, learning_rate=0.3)
         batch = read_batch(stage)
-        before = stage.learner(batch, stage.task.head)[:, :2].detach().softmax(dim=1)
-        trainer.fit(stage, method, ignore)
-        return float(
-            (stage.learner(batch, stage.task.head)[:, :2].detach().softmax(dim=1) - before).norm()
-        )
+        before = ask_old_classes(stage, batch)
+        trainer.fit(stage, method)
+        return float((ask_old_classes(stage, batch) - before).norm())
 
     assert drift(Lwf(strength=3.0)) < drift(Finetune()) / 2
 
 
-class Normed(nn.Module):
+def ask_old_classes(stage, batch):
+    logits = stage.learner(batch, stage.task.head).logits.detach()
+    return logits[:, :2].softmax(dim=1)
+
+
+class Normed(Backbone):
     """Features of points behind BatchNorm."""
 
+    reads = frozenset({"images"})
     width = 5
 
     def __init__(self):
         super().__init__()
-        self.layer, self.norm = nn.Linear(6, 5), nn.BatchNorm1d(5)
+        self.layer = nn.Linear(6, 5)
+        self.norm = nn.BatchNorm1d(5)
 
     def forward(self, batch):
         return self.norm(self.layer(batch["x"])).unsqueeze(1)
 
+    def layers(self):
+        return [Layer("all", ("layer.", "norm."), "all")]
+
 
 def test_the_teacher_is_frozen_and_its_batchnorm_neither_looks_at_the_batch_nor_learns_from_it():
-    method, (first, second) = Lwf(strength=3.0), make_points([2, 3])
+    method = Lwf(strength=3.0)
+    first, second = make_points([2, 3])
     stage, trainer = begin_points([first, second], method)
     stage.learner = Learner(Normed())
     stage.learner.grow(first.head)
     stage = go_on(stage, method, trainer)
     before = copy_state(method.old)
-    trainer.fit(stage, method, ignore)
+    trainer.fit(stage, method)
     assert_identical(copy_state(method.old), before)
     assert not [module for module in method.old.modules() if module.training]
     assert not [p for p in method.old.parameters() if p.requires_grad or p.grad is not None]
     assert int(stage.learner.encoder.norm.num_batches_tracked) > 0
     batch = read_batch(stage)
     one = {name: values[:1] for name, values in batch.items()}
-    assert_close(method.old(one, second.head), method.old(batch, second.head)[:1])
+    assert_close(method.old(one, second.head).logits, method.old(batch, second.head).logits[:1])
 
 
 def test_a_run_resumed_within_a_task_has_the_teacher_of_its_beginning():
     method = Lwf(strength=3.0)
     stage, trainer = reach_second_task(method)
     expected = copy_state(method.old)
-    trainer.fit(stage, method, ignore)
+    # the learner moves on
+    trainer.fit(stage, method)
     resumed = Lwf(strength=3.0)
-    resumed.load_state_dict(method.state_dict())
-    resumed.begin_task(stage)  # the learner has moved since
+    resumed.restore(stage, method.state_dict())
     assert_identical(copy_state(resumed.old), expected)
+    assert not [p for p in resumed.old.parameters() if p.requires_grad]
+
+
+def test_a_run_resumed_within_its_first_task_has_no_teacher():
+    method = Lwf(strength=3.0)
+    stage, _ = begin_points(make_points([2, 3]), method)
+    resumed = Lwf(strength=3.0)
+    resumed.restore(stage, method.state_dict())
+    assert resumed.old is None
 
 
 def test_a_run_resumed_between_tasks_takes_the_learner_as_it_is():
-    tasks, method = make_points([2, 3, 2]), Lwf(strength=3.0)
+    tasks = make_points([2, 3, 2])
+    method = Lwf(strength=3.0)
     stage, trainer = begin_points(tasks, method)
     stage = go_on(stage, method, trainer)
-    trainer.fit(stage, method, ignore)
+    trainer.fit(stage, method)
     resumed = Lwf(strength=3.0)
-    resumed.load_state_dict(method.state_dict())
+    resumed.restore(stage, method.state_dict())
     stage = go_on(stage, resumed, trainer)
     assert_identical(copy_state(resumed.old), copy_state(stage.learner))
 

@@ -24,7 +24,8 @@ from mcit.metrics import (
 
 TASKS = ("vqa", "nlvr2", "snli-ve", "vcr")
 CHANCE = (0.0, 50.0, 33.33, 25.0)
-# Elastic Weight Consolidation Done Right for Continual Learning, the table of the four vision-language tasks
+# Elastic Weight Consolidation Done Right for Continual Learning, the table of the four
+# vision-language tasks
 EWC = [[67.89], [39.94, 72.85], [40.83, 64.95, 74.6], [18.7, 52.13, 41.84, 59.3]]
 EWC_FORGETTING = [[], [41.17], [39.86, 34.59], [72.46, 90.66, 79.39]]
 EWC_DR = [[67.72], [43.25, 72.77], [54.25, 70.65, 74.58], [33.61, 66.51, 50.86, 59.38]]
@@ -96,7 +97,8 @@ def test_knowledge_transfer_compares_with_learning_alone():
 
 
 def test_classes_can_lose_all_of_their_score_and_no_more():
-    """Chance was 25 when the first classes were learned and is 8.3 at the end: neither is a floor."""
+    """Chance was 25 when the first classes were learned and is 8.3 at the end: neither is a
+    floor."""
     rows = [[60], [0, 80], [15, 0, 90]]
     matrix = ScoreMatrix(("a", "b", "c"), (25, 12.5, 100 / 12), rows, class_incremental=True)
     assert forgetting_transfer(matrix) == ((), (100.0,), (75.0, 100.0))

@@ -6,10 +6,11 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
-from torch.nn import functional
 from torch.testing import assert_close
 
+from mcit.models.backbone import Layer
 from mcit.models.resnet import build_resnet
 
 
@@ -52,7 +53,8 @@ def test_it_starts_from_kaiming_normal_and_plain_norms():
         if isinstance(module, nn.Conv2d):
             assert module.bias is None
             fan_out = module.out_channels * module.kernel_size[0] ** 2
-            error = 5 / math.sqrt(2 * module.weight.numel())  # five standard errors of a deviation
+            # five standard errors of a deviation
+            error = 5 / math.sqrt(2 * module.weight.numel())
             assert abs(module.weight.std().item() / math.sqrt(2 / fan_out) - 1) < error
         elif isinstance(module, nn.BatchNorm2d):
             assert (module.weight == 1).all()
@@ -64,23 +66,19 @@ def run_plainly(weights: dict[str, torch.Tensor], images: torch.Tensor) -> torch
 
     def norm(x: torch.Tensor, name: str) -> torch.Tensor:
         keys = ("running_mean", "running_var", "weight", "bias")
-        return functional.batch_norm(x, *(weights[f"{name}.{key}"] for key in keys), eps=1e-5)
+        return F.batch_norm(x, *(weights[f"{name}.{key}"] for key in keys), eps=1e-5)
 
-    x = functional.relu(
-        norm(functional.conv2d(images, weights["stem.0.weight"], padding=1), "stem.1")
-    )
+    x = F.relu(norm(F.conv2d(images, weights["stem.0.weight"], padding=1), "stem.1"))
     for index in range(8):
         name, stride = f"blocks.{index}", 2 if index in (2, 4, 6) else 1
-        y = functional.conv2d(x, weights[f"{name}.conv1.weight"], stride=stride, padding=1)
-        y = functional.conv2d(
-            functional.relu(norm(y, f"{name}.norm1")), weights[f"{name}.conv2.weight"], padding=1
-        )
+        y = F.conv2d(x, weights[f"{name}.conv1.weight"], stride=stride, padding=1)
+        y = F.conv2d(F.relu(norm(y, f"{name}.norm1")), weights[f"{name}.conv2.weight"], padding=1)
         if stride == 2:
             x = norm(
-                functional.conv2d(x, weights[f"{name}.shortcut.0.weight"], stride=2),
+                F.conv2d(x, weights[f"{name}.shortcut.0.weight"], stride=2),
                 f"{name}.shortcut.1",
             )
-        x = functional.relu(norm(y, f"{name}.norm2") + x)
+        x = F.relu(norm(y, f"{name}.norm2") + x)
     return x.flatten(2).mean(2)
 
 
@@ -88,7 +86,8 @@ def test_it_computes_what_the_architecture_says():
     torch.manual_seed(0)
     encoder = build_resnet(4)
     images = torch.randn(6, 3, 32, 32)
-    encoder({"pixel_values": images})  # moves the running statistics away from their start
+    # moves the running statistics away from their start
+    encoder({"pixel_values": images})
     encoder.eval()
     expected = run_plainly(encoder.state_dict(), images)
     assert_close(encoder({"pixel_values": images})[:, 0], expected, atol=1e-5, rtol=1e-4)
@@ -115,7 +114,8 @@ def test_every_module_may_be_hooked():
         if isinstance(module, (nn.Conv2d, nn.BatchNorm2d)):
             module.register_full_backward_hook(lambda module, inputs, outputs: seen.append(module))
     encoder({"pixel_values": torch.randn(2, 3, 32, 32, requires_grad=True)}).sum().backward()
-    assert len(seen) == 40  # 20 convolutions, 20 norms
+    # 20 convolutions, 20 norms
+    assert len(seen) == 40
 
 
 def test_a_stem_or_width_that_does_not_exist_is_refused():
@@ -133,10 +133,19 @@ def test_scoring_works_in_place_and_gives_the_same_numbers(channels_last):
     expected = encoder(batch).detach()
     with torch.no_grad():
         assert torch.equal(encoder(batch), expected)
-    assert torch.equal(encoder(batch).detach(), expected)  # what it was given is as it was
+    # what it was given is as it was
+    assert torch.equal(encoder(batch).detach(), expected)
 
 
 def test_a_width_that_the_layout_does_not_suit_keeps_the_default():
     narrow = build_resnet(4, channels_last=True)
     assert narrow.memory_format == torch.contiguous_format
     assert narrow.blocks[0].conv1.weight.is_contiguous()
+
+
+def test_layers_are_the_stem_and_the_blocks_of_four_stages():
+    layers = build_resnet(2).layers()
+    assert layers[0] == Layer("stem", ("stem.",), group="stem", role="embeddings")
+    assert [layer.name for layer in layers[1:3]] == ["stage 1, block 1", "stage 1, block 2"]
+    groups = [layer.group for layer in layers[1:]]
+    assert groups == [f"stage {stage}" for stage in (1, 1, 2, 2, 3, 3, 4, 4)]

@@ -17,7 +17,8 @@ def encoder():
 
 
 def three_modalities() -> ViltModel:
-    """Transformers' own model with a third modality that differs from the second, to compare with."""
+    """Transformers' own model with a third modality that differs from the second, to compare
+    with."""
     return make_model(modality_type_vocab_size=3)
 
 
@@ -53,7 +54,8 @@ def test_an_example_scores_the_same_alone_and_in_any_company(encoder):
 
 
 def test_a_pair_of_images_is_two_passes_of_transformers_with_types_one_and_two():
-    encoder, oracle = ViltEncoder(three_modalities()).eval(), three_modalities()
+    encoder = ViltEncoder(three_modalities()).eval()
+    oracle = three_modalities()
     batch = make_batch(3, SIZES)
     texts = {name: batch[name] for name in ("input_ids", "attention_mask")}
     with torch.no_grad():
@@ -65,7 +67,8 @@ def test_a_pair_of_images_is_two_passes_of_transformers_with_types_one_and_two()
 
 
 def test_four_choices_are_four_passes_of_transformers_on_one_image(encoder):
-    oracle, batch = make_model(), make_batch(4 * 3, SIZES[:3])
+    oracle = make_model()
+    batch = make_batch(4 * 3, SIZES[:3])
     with torch.no_grad():
         features = encoder(batch)
         assert features.shape == (3, 4, 16)
@@ -96,14 +99,13 @@ def test_an_eval_pass_leaves_the_random_state_alone_and_repeats_bit_for_bit(enco
 
 
 def test_gradients_equal_those_of_transformers():
-    encoder, oracle, batch = (
-        ViltEncoder(three_modalities()).eval(),
-        three_modalities(),
-        make_batch(3, SIZES[:3]),
-    )
+    encoder = ViltEncoder(three_modalities()).eval()
+    oracle = three_modalities()
+    batch = make_batch(3, SIZES[:3])
     encoder(batch).square().sum().backward()
     oracle(**batch).pooler_output.square().sum().backward()
-    ours, theirs = dict(encoder.vilt.named_parameters()), dict(oracle.named_parameters())
+    ours = dict(encoder.vilt.named_parameters())
+    theirs = dict(oracle.named_parameters())
     assert ours.keys() == theirs.keys()
     for name, parameter in theirs.items():
         assert_close(
@@ -146,10 +148,8 @@ def test_text_positions_are_looked_up_for_every_row(encoder):
 
 def test_the_second_image_starts_as_a_copy_of_the_first():
     encoder = ViltEncoder(make_model())
-    weight, old = (
-        encoder.vilt.embeddings.token_type_embeddings.weight,
-        make_model().embeddings.token_type_embeddings,
-    )
+    weight = encoder.vilt.embeddings.token_type_embeddings.weight
+    old = make_model().embeddings.token_type_embeddings
     assert encoder.vilt.config.modality_type_vocab_size == 3
     assert torch.equal(weight[:2], old.weight)
     assert torch.equal(weight[2], old.weight[1])
@@ -172,7 +172,7 @@ def test_bf16_autocast_is_near_float32(encoder):
 
 
 def test_texts_and_images_that_do_not_match_are_named(encoder):
-    with pytest.raises(ValueError, match="3 texts cannot be shared out evenly over 2 images"):
+    with pytest.raises(ValueError, match="3 texts cannot be divided evenly over 2 images"):
         encoder(make_batch(3, SIZES[:2]))
     with pytest.raises(ValueError, match="3 images per text"):
         encoder(make_batch(1, SIZES[:3]))

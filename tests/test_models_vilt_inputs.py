@@ -1,4 +1,5 @@
-"""Texts and pictures, against transformers' own tokenizer and processor; checkpoints, whole and broken."""
+"""Texts and pictures, against transformers' own tokenizer and processor; checkpoints, whole and
+broken."""
 
 from __future__ import annotations
 
@@ -18,9 +19,11 @@ from tiny_vilt import PATCH, SIZES, VOCABULARY, make_batch, make_model, write_fo
 from torch.testing import assert_close
 from transformers import ViltForMaskedLM, ViltModel
 
-from mcit.config import ConfigError, LoraConfig
-from mcit.models.vilt import ViltEncoder, ViltInputs, load_vilt
-from mcit.task import DataError
+from mcit.config.schema import LoraConfig, ModelConfig
+from mcit.errors import ConfigError, DataError
+from mcit.models.pretrained import read_config
+from mcit.models.vilt import ViltEncoder, load_vilt
+from mcit.models.vilt_inputs import ViltInputs
 
 
 @pytest.fixture(scope="module")
@@ -28,8 +31,12 @@ def folder(tmp_path_factory):
     return write_folder(tmp_path_factory.mktemp("vilt"))
 
 
+def load(folder, **options):
+    return load_vilt(str(folder), ModelConfig(name=str(folder), **options))
+
+
 def test_a_folder_in_hub_format_loads_and_gives_what_transformers_gives(folder):
-    encoder, inputs = load_vilt(folder)
+    encoder, inputs = load(folder)
     images = [
         Image.new("RGB", size, colour) for size, colour in (((64, 40), "red"), ((30, 61), "blue"))
     ]
@@ -44,7 +51,7 @@ def test_a_folder_in_hub_format_loads_and_gives_what_transformers_gives(folder):
 
 def test_a_masked_language_checkpoint_loads_every_weight(tmp_path):
     model = make_model(ViltForMaskedLM)
-    encoder, _ = load_vilt(write_folder(tmp_path, model))
+    encoder, _ = load(write_folder(tmp_path, model))
     state = encoder.vilt.state_dict()
     for name, tensor in model.vilt.state_dict().items():
         found = state[name][:2] if "embeddings.token_type_embeddings" in name else state[name]
@@ -52,7 +59,7 @@ def test_a_masked_language_checkpoint_loads_every_weight(tmp_path):
 
 
 def test_what_is_saved_loads_again_bit_for_bit(folder, tmp_path):
-    encoder, _ = load_vilt(folder)
+    encoder, _ = load(folder)
     encoder.vilt.save_pretrained(tmp_path)
     again = ViltModel.from_pretrained(tmp_path)
     assert type(again.config).__name__ == "ViltConfig"
@@ -62,7 +69,8 @@ def test_what_is_saved_loads_again_bit_for_bit(folder, tmp_path):
 
 
 def test_legacy_files_of_the_hub_are_read(folder, tmp_path):
-    """A vocab.txt without tokenizer.json, an image size that is a number, and a saved table of positions."""
+    """A vocab.txt without tokenizer.json, an image size that is a number, and a saved table of
+    positions."""
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     (tmp_path / "tokenizer.json").unlink()
     (tmp_path / "vocab.txt").write_text("\n".join(VOCABULARY) + "\n")
@@ -79,9 +87,10 @@ def test_legacy_files_of_the_hub_are_read(folder, tmp_path):
     weights = load_file(tmp_path / "model.safetensors")
     weights["embeddings.text_embeddings.position_ids"] = torch.arange(12)[None]
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    _, old = load_vilt(str(tmp_path))
-    _, new = load_vilt(folder)
-    texts, images = ["What colour is the circle?"], [Image.linear_gradient("L").resize((50, 33))]
+    _, old = load(tmp_path)
+    _, new = load(folder)
+    texts = ["What colour is the circle?"]
+    images = [Image.linear_gradient("L").resize((50, 33))]
     assert_close(old.read_texts(texts), new.read_texts(texts))
     assert_close(old.read_images(images), new.read_images(images))
 
@@ -96,8 +105,8 @@ def drop(folder, target, prefix: str) -> str:
 
 @pytest.mark.parametrize("prefix", ["pooler.", "encoder.layer.1.", "embeddings.cls_token"])
 def test_a_missing_weight_is_an_error_and_never_random(folder, tmp_path, prefix):
-    with pytest.raises(DataError, match="lacks .* weights of the encoder .*" + prefix):
-        load_vilt(drop(folder, tmp_path, prefix))
+    with pytest.raises(DataError, match="lacks .* weights of the model .*" + prefix):
+        load(drop(folder, tmp_path, prefix))
 
 
 def change_config(folder, target, **changes) -> str:
@@ -111,12 +120,12 @@ def test_weights_without_a_place_are_an_error(folder, tmp_path):
     with pytest.raises(
         DataError, match=r"weights do not fit config.json \(encoder.layer.1.* has no place"
     ):
-        load_vilt(change_config(folder, tmp_path, num_hidden_layers=1))
+        load(change_config(folder, tmp_path, num_hidden_layers=1))
 
 
 def test_weights_of_another_shape_are_an_error(folder, tmp_path):
     with pytest.raises(DataError, match=r"intermediate.dense.bias is \[32\], not \[48\]"):
-        load_vilt(change_config(folder, tmp_path, intermediate_size=48))
+        load(change_config(folder, tmp_path, intermediate_size=48))
 
 
 @pytest.mark.parametrize(
@@ -125,7 +134,7 @@ def test_weights_of_another_shape_are_an_error(folder, tmp_path):
         ({"vocab_size": 9}, "ids up to 24, the model's vocabulary has 9 words"),
         (
             {"vocab_size": 999},
-            "ids up to 24 only, the model's vocabulary has 999 words: it is another one's",
+            "ids up to 24 only, the model's vocabulary has 999 words: it belongs to another model",
         ),
         ({"pad_token_id": 3}, "pads with id 0, the model with 3"),
         ({"patch_size": 16}, "multiples of 8 pixels, patches are 16 wide"),
@@ -133,7 +142,7 @@ def test_weights_of_another_shape_are_an_error(folder, tmp_path):
 )
 def test_a_tokenizer_or_processor_that_does_not_fit_is_named(folder, tmp_path, changes, message):
     with pytest.raises(DataError, match=message) as caught:
-        load_vilt(change_config(folder, tmp_path, **changes))
+        load(change_config(folder, tmp_path, **changes))
     assert str(tmp_path) in str(caught.value)
 
 
@@ -142,14 +151,14 @@ def test_a_folder_without_a_tokenizer_is_named(folder, tmp_path):
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).unlink()
     with pytest.raises(DataError, match="the tokenizer has no words"):
-        load_vilt(str(tmp_path))
+        load(tmp_path)
 
 
-def test_a_folder_that_is_no_checkpoint_is_named(folder, tmp_path):
-    with pytest.raises(DataError, match="no ViLT checkpoint"):
-        load_vilt(str(tmp_path / "nowhere"))
+def test_a_folder_that_is_not_a_checkpoint_is_named(folder, tmp_path):
+    with pytest.raises(DataError, match="no checkpoint"):
+        load(tmp_path / "nowhere")
     with pytest.raises(DataError, match="'bert' model where 'vilt' is needed"):
-        load_vilt(change_config(folder, tmp_path / "bert", model_type="bert"))
+        load(change_config(folder, tmp_path / "bert", model_type="bert"))
 
 
 def test_a_truncated_or_absent_weight_file_is_named(folder, tmp_path):
@@ -157,16 +166,17 @@ def test_a_truncated_or_absent_weight_file_is_named(folder, tmp_path):
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:500])
     with pytest.raises(DataError, match=str(tmp_path)):
-        load_vilt(str(tmp_path))
+        load(tmp_path)
     weights.unlink()
     with pytest.raises(DataError, match=r"model\.safetensors"):
-        load_vilt(str(tmp_path))
+        load(tmp_path)
 
 
 def test_gradient_checkpointing_changes_no_gradient(folder):
-    batch, gradients = make_batch(3, SIZES), []
+    batch = make_batch(3, SIZES)
+    gradients = []
     for checkpointing in (False, True):
-        encoder, _ = load_vilt(folder, gradient_checkpointing=checkpointing)
+        encoder, _ = load(folder, gradient_checkpointing=checkpointing)
         assert encoder.vilt.is_gradient_checkpointing is checkpointing
         encoder.train()(batch).square().sum().backward()
         gradients.append({name: parameter.grad for name, parameter in encoder.named_parameters()})
@@ -174,8 +184,9 @@ def test_gradient_checkpointing_changes_no_gradient(folder):
 
 
 def test_lora_starts_as_the_checkpoint_and_trains_adapters_only(folder):
-    plain, _ = load_vilt(folder)
-    adapted, _ = load_vilt(folder, lora=LoraConfig(rank=2, targets=("query", "value")))
+    plain, _ = load(folder)
+    adapted, _ = load(folder)
+    adapted.add_adapter("default", LoraConfig(rank=2))
     batch = make_batch(2, SIZES[:2])
     assert_close(adapted.eval()(batch), plain.eval()(batch))
     trainable = {
@@ -184,7 +195,8 @@ def test_lora_starts_as_the_checkpoint_and_trains_adapters_only(folder):
         if parameter.requires_grad
     }
     assert all("lora_" in name for name in trainable)
-    assert sum(trainable.values()) == 2 * 2 * (2 * 16 + 16 * 2)  # layers, targets, two matrices
+    # two layers; query and value; two matrices
+    assert sum(trainable.values()) == 2 * 2 * (2 * 16 + 16 * 2)
     adapted(batch).sum().backward()
     assert all(
         parameter.grad is None for parameter in adapted.parameters() if not parameter.requires_grad
@@ -192,13 +204,14 @@ def test_lora_starts_as_the_checkpoint_and_trains_adapters_only(folder):
 
 
 def test_an_unknown_lora_target_is_named(folder):
-    with pytest.raises(ConfigError, match="no linear layer 'querry'; did you mean 'query'"):
-        load_vilt(folder, lora=LoraConfig(rank=2, targets=("querry",)))
+    encoder, _ = load(folder)
+    with pytest.raises(ConfigError, match="no layer 'querry'; did you mean 'query'"):
+        encoder.add_adapter("default", LoraConfig(rank=2, targets=("querry",)))
 
 
 @pytest.fixture(scope="module")
 def inputs(folder):
-    return ViltInputs.from_pretrained(folder)
+    return ViltInputs.from_pretrained(folder, read_config(folder))
 
 
 def words_of(inputs, read) -> list[str]:
@@ -286,8 +299,12 @@ def test_inputs_survive_the_way_to_a_worker(inputs):
 
 
 def test_a_hub_without_an_address_is_not_asked_again_and_again(tmp_path):
-    """Names that end in .invalid have no address anywhere. Its library would say that it is retrying."""
-    code = "from mcit.models.vilt_inputs import read_config; read_config('nobody/vilt')"
+    """Names that end in .invalid have no address anywhere. Its library would say that it is
+    retrying."""
+    code = (
+        "from mcit.config.schema import ModelConfig; from mcit.models.vilt import load_vilt; "
+        "load_vilt('nobody/vilt', ModelConfig())"
+    )
     environment = {
         key: value for key, value in os.environ.items() if not key.lower().endswith("_proxy")
     }
@@ -299,6 +316,7 @@ def test_a_hub_without_an_address_is_not_asked_again_and_again(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
     )
-    assert "DataError: nobody/vilt: no ViLT checkpoint" in done.stderr
+    assert "DataError: nobody/vilt: no checkpoint" in done.stderr
+    assert "give a hub name, or a folder with config.json, model.safetensors" in done.stderr
     assert "or take the small ViLT that ships with mcit: --set model.name=embedded" in done.stderr
     assert "Retrying" not in done.stderr

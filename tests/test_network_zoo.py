@@ -1,4 +1,4 @@
-"""Importance of networks of every kind equals one example at a time: plain, compiled and in 16 bits."""
+"""Importance of every kind of network equals one example at a time: plain, compiled, in 16 bits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Forward = Callable[[nn.Module, Any], tuple[Tensor, Tensor]]
 
 
 def loop(model: nn.Module, batch: Batch, forward: Forward = read_logits) -> dict[str, Tensor]:
-    """The mean of squared gradients of the cross entropy, one example at a time, as anybody would write it."""
+    """Mean of squared gradients, one example at a time, as anybody would write it."""
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     sums = {name: torch.zeros_like(p, dtype=torch.float32) for name, p in parameters.items()}
     for number in range(EXAMPLES):
@@ -104,7 +104,8 @@ def convert(batch: Batch, dtype: torch.dtype) -> Batch:
 @pytest.mark.parametrize("name", ZOO)
 def test_every_network_does_so_in_16_bits(name):
     model, batch = build(name)
-    model, batch = model.bfloat16(), convert(batch, torch.bfloat16)
+    model = model.bfloat16()
+    batch = convert(batch, torch.bfloat16)
     found = measure_importance(model, split(batch)).values
     assert all(value.dtype == torch.float32 for value in found.values())
     expected = loop(model, batch)

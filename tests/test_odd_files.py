@@ -1,4 +1,5 @@
-"""Files that are no files, images of odd shapes and depths, and text that would write to the terminal."""
+"""Files that are no files, images of odd shapes and depths, and text that would write to the
+terminal."""
 
 from __future__ import annotations
 
@@ -17,20 +18,25 @@ import pyarrow.parquet
 import pytest
 import torch
 from PIL import Image, features
-from test_changed_data import write_imagenet, write_tiny_imagenet
 from test_data_cifar import write_archive, write_extracted, write_folders, write_parquet
-from tiny_official import make_png, small_processor, write_image
+from tiny_official import (
+    make_png,
+    small_processor,
+    write_image,
+    write_imagenet,
+    write_tiny_imagenet,
+)
 
 from mcit.cli import main
 from mcit.data.answers import read_vocabulary
 from mcit.data.cifar import read_cifar100
 from mcit.data.image_folders import read_imagenet_subset, read_tiny_imagenet
 from mcit.data.images import decode_image, open_image, verify_image
-from mcit.data.records import BadRecord
-from mcit.embedded import Sizes, write_benchmark
+from mcit.data.problems import BadRecord
+from mcit.embedded.benchmark import Sizes, write_benchmark
+from mcit.errors import DataError
 from mcit.printable import printable
 from mcit.registry import find_task
-from mcit.task import DataError
 
 OPTIONS = {"vqa": {"minimum": 1}}
 ANNOTATIONS = {
@@ -103,7 +109,7 @@ def list_images(folder: Path) -> list[Path]:
 @pytest.mark.parametrize("name", ANNOTATIONS)
 def test_an_image_that_is_no_file_is_missing(root, name, kind, capsys):
     task = find_task(name)(root=root, **OPTIONS.get(name, {}))
-    shown = task.pictures(task.table("train")[0], task.folder(task.splits["train"]))[0]
+    shown = task.pictures(task.split("train").table[0], task.split("train").images)[0]
     ODD[kind](shown.path)
     with pytest.raises(DataError, match=r"record 1: .* lacks "):
         find_task(name)(root=root, **OPTIONS.get(name, {})).check()
@@ -126,7 +132,7 @@ def test_annotations_that_are_no_file_are_named_as_such(root, name, kind, capsys
 @pytest.mark.parametrize("policy", ["fail", "skip"])
 def test_metadata_that_are_no_file_are_missing(root, policy, kind):
     task = find_task("vcr")(root=root)
-    ODD[kind](root / "vcr" / "vcr1images" / task.table("train")[1]["metadata"])
+    ODD[kind](root / "vcr" / "vcr1images" / task.split("train").table[1]["metadata"])
     task = find_task("vcr")(root=root, on_bad_record=policy)
     if policy == "fail":
         with pytest.raises(DataError, match="lacks metadata"):
@@ -140,8 +146,10 @@ def test_metadata_that_are_no_file_are_missing(root, policy, kind):
 def test_a_file_that_is_none_any_more_when_it_is_opened_is_a_bad_image(root, kind):
     task = find_task("snli-ve")(root=root)
     examples = task.examples("train")
-    ODD[kind](root / "flickr30k" / "flickr30k_images" / f"{task.table('train')[0]['image']}.jpg")
-    with pytest.raises(DataError, match=r"record 1: .* is no readable image"):
+    ODD[kind](
+        root / "flickr30k" / "flickr30k_images" / f"{task.split('train').table[0]['image']}.jpg"
+    )
+    with pytest.raises(DataError, match=r"record 1: .* is not a readable image"):
         examples[0]
 
 
@@ -164,7 +172,7 @@ def test_images_of_classes_that_are_no_files_are_left_aside_or_refused(tmp_path,
     ODD[kind](tmp_path / "tiny" / "train" / "n00000003" / "images" / "b.png")
     assert len(read_tiny_imagenet(tmp_path / "tiny", "train", range(5)).labels) == 5
     ODD[kind](tmp_path / "tiny" / "val" / "images" / "3.png")
-    with pytest.raises(DataError, match=r"3\.png is no readable image"):
+    with pytest.raises(DataError, match=r"3\.png is not a readable image"):
         read_tiny_imagenet(tmp_path / "tiny", "eval", range(5))
     ODD[kind](tmp_path / "tiny" / "val" / "val_annotations.txt")
     with pytest.raises(DataError, match=r"val_annotations\.txt is missing"):
@@ -211,8 +219,8 @@ def test_a_shard_of_the_image_cache_that_is_no_file_is_damaged(root, kind, capsy
     task = find_task("snli-ve")(root=root)
     task.check()
     assert (
-        "no image comes from the cache" in task.notices(None)[0]
-        or "is not used" in task.notices(None)[0]
+        "no image comes from the cache" in task.data_notes(None)[0]
+        or "is not used" in task.data_notes(None)[0]
     )
     assert main(["prepare", "--data-root", str(root), "--order", "snli-ve", "--jobs", "1"]) == 0
     assert "5 images written" in capsys.readouterr().out
@@ -255,16 +263,16 @@ def test_a_damaged_shard_is_said_on_stderr_when_its_pictures_are_read_from_their
     said = capsys.readouterr().err
     assert "image cache: nlvr2/images/train/" in said
     assert f"is not found, maybe because of 1 damaged file of {shard.parent} ({shard.name} " in said
-    assert "; it is read from its source (1 so far here); `mcit prepare` mends it" in said
+    assert "; it is read from its source (1 so far here); `mcit prepare` fixes it" in said
     assert all(torch.equal(batch[key], expected[key]) for key in expected)
-    assert "no image comes from the cache: it has 1 damaged file" in task.notices(processor)[0]
+    assert "no image comes from the cache: it has 1 damaged file" in task.data_notes(processor)[0]
 
 
 def prepare_for(root: Path, processor: object) -> None:
     from mcit.data.preparing import collect_pictures, do_work, plan_work
 
     task = find_task("nlvr2")(root=root)
-    pictures = {**collect_pictures(task, "train"), **collect_pictures(task, "eval")}
+    pictures = collect_pictures(task, "train", "eval")
     do_work(plan_work(root, list(pictures.values()), processor.resizing), jobs=1)
 
 
@@ -286,19 +294,19 @@ def test_an_image_that_is_far_too_long_is_refused_before_it_is_scaled(tmp_path, 
     with pytest.raises(
         BadRecord, match=rf"has {size[0]}x{size[1]} pixels, one side more than 200 times the other"
     ):
-        images.fetch(torch.tensor([0]), training=False)
+        find_task("imagenet_subset")().eval_transform(images.paths)
     assert tracemalloc.get_traced_memory()[1] < 1 << 24
     tracemalloc.stop()
     task = find_task("imagenet_subset")(root=tmp_path, on_bad_record="skip")
     with pytest.raises(DataError, match="has no eval image of the class"):
         task.check()
-    assert task.part.skipped["eval"].counts == {"image too long": 1}
+    assert task.part.pool.skipped("eval").counts == {"image too long": 1}
 
 
 @pytest.mark.parametrize("name", ANNOTATIONS)
 def test_no_task_opens_an_image_that_is_far_too_long(root, name):
     task = find_task(name)(root=root, **OPTIONS.get(name, {}))
-    task.pictures(task.table("train")[0], task.folder(task.splits["train"]))[0].path.write_bytes(
+    task.pictures(task.split("train").table[0], task.split("train").images)[0].path.write_bytes(
         make_gray(1, 60_000)
     )
     with pytest.raises(DataError, match="one side more than 200 times the other"):
@@ -468,7 +476,7 @@ def test_nothing_that_files_hold_reaches_the_terminal_as_it_is(root, capsys):
 def test_an_image_with_a_nasty_name_is_named_printably(root, capsys):
     folder = root / "flickr30k" / "flickr30k_images"
     task = find_task("snli-ve")(root=root)
-    image = task.table("train")[0]["image"]
+    image = task.split("train").table[0]["image"]
     (folder / f"{image}.jpg").unlink()
     (folder / NASTY).mkdir()
     (folder / NASTY / f"{image}.jpg").write_bytes(b"broken")

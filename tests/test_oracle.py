@@ -1,4 +1,4 @@
-"""Importance, penalty, growth and training, against numbers that the EWC-DR release and FACIL gave."""
+"""Importance, penalty, growth and training, against numbers of the EWC-DR release and FACIL."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ TOLERANCE = 1e-4
 class Features(nn.Module):
     def __init__(self):
         super().__init__()
-        self.l1, self.l2 = nn.Linear(6, 7), nn.Linear(7, 5)
+        self.l1 = nn.Linear(6, 7)
+        self.l2 = nn.Linear(7, 5)
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.relu(self.l2(torch.relu(self.l1(x))))
 
 
 class Maps(nn.Module):
-    def __init__(self, normalised: bool):
+    def __init__(self, norms: bool):
         super().__init__()
         self.c1 = nn.Conv2d(3, 4, 3, padding=1, bias=False)
         self.c2 = nn.Conv2d(4, 6, 3, padding=1, stride=2, bias=False)
-        self.n1, self.n2 = (
-            (nn.BatchNorm2d(4), nn.BatchNorm2d(6)) if normalised else (nn.Identity(), nn.Identity())
-        )
+        self.n1 = nn.BatchNorm2d(4) if norms else nn.Identity()
+        self.n2 = nn.BatchNorm2d(6) if norms else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.avg_pool2d(torch.relu(self.n1(self.c1(x))), 2)
@@ -47,7 +47,8 @@ class Maps(nn.Module):
 class Network(nn.Module):
     def __init__(self, convnet: nn.Module, width: int, classes: int):
         super().__init__()
-        self.convnet, self.fc = convnet, nn.Linear(width, classes)
+        self.convnet = convnet
+        self.fc = nn.Linear(width, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.fc(self.convnet(x))
@@ -67,7 +68,8 @@ def build(case: str) -> tuple[Network, dict[str, Tensor], list[tuple[Tensor, Ten
     missing, unexpected = network.load_state_dict(part(tensors, "theta"), strict=False)
     assert not unexpected
     assert all("num_batches_tracked" in name for name in missing)
-    x, y = tensors["input/x"], tensors["input/y"]
+    x = tensors["input/x"]
+    y = tensors["input/y"]
     size = CASES[case]["batch_size"]
     return network, tensors, list(zip(x.split(size), y.split(size), strict=True))
 
@@ -75,7 +77,8 @@ def build(case: str) -> tuple[Network, dict[str, Tensor], list[tuple[Tensor, Ten
 def assert_near(found, expected, tolerance: float = TOLERANCE) -> None:
     assert found.keys() == expected.keys()
     for name, truth in expected.items():
-        error, top = float((found[name].detach() - truth).abs().max()), float(truth.abs().max())
+        error = float((found[name].detach() - truth).abs().max())
+        top = float(truth.abs().max())
         assert error <= tolerance * top, (
             f"{name} is off by {error:.3g} where the maximum is {top:.3g}"
         )
@@ -172,14 +175,16 @@ def train_epoch(network: Network, manager: ConsolidationManager, batches, known:
 def test_two_incremental_tasks_end_at_the_release_s_weights_importance_and_penalty():
     about = CASES["inc_mlp_dr"]
     tensors = load_file(FOLDER / "inc_mlp_dr.safetensors")
-    x, y = tensors["input/x"], tensors["input/y"]
+    x = tensors["input/x"]
+    y = tensors["input/y"]
     network = Network(Features(), 5, 3)
     set_weights(network, part(tensors, "task0/theta_start"))
     manager = ConsolidationManager(
         network.named_parameters(), strength=about["lamda"], merge="share"
     )
     for number, task in enumerate(about["tasks"]):
-        known, total = task["known"], task["total"]
+        known = task["known"]
+        total = task["total"]
         mine = (y >= known) & (y < total)
         batches = list(
             zip(x[mine].split(about["batch_size"]), y[mine].split(about["batch_size"]), strict=True)
@@ -227,7 +232,7 @@ def test_merge_of_the_release_on_its_own_importances():
         assert_near(manager.anchor, part(tensors, f"task{number}/theta_end"), 1e-7)
 
 
-def test_a_grown_head_is_penalised_on_its_old_rows_only():
+def test_a_grown_head_is_penalized_on_its_old_rows_only():
     tensors = load_file(FOLDER / "inc_mlp_dr.safetensors")
     network = Network(Features(), 5, 7)
     set_weights(network, part(tensors, "task2/theta_end"))
@@ -259,7 +264,8 @@ def test_facil_s_importances_are_unit_batch(options, key):
     class MultiHead(nn.Module):
         def __init__(self):
             super().__init__()
-            self.model, self.heads = Features(), nn.ModuleList([nn.Linear(5, 4)])
+            self.model = Features()
+            self.heads = nn.ModuleList([nn.Linear(5, 4)])
 
         def forward(self, x: Tensor) -> Tensor:
             return self.heads[0](self.model(x))

@@ -1,8 +1,10 @@
-"""Wheel and source distribution: complete, alike, and able to run where nothing else of the checkout is."""
+"""Wheel and source distribution: complete, the same, and able to run without the checkout."""
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -18,11 +20,15 @@ else:
     tomllib = pytest.importorskip("tomli")
 
 import mcit
+from mcit.reports.extras import LIBRARIES
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 # Where the files of the checkout are found in the package.
 FOLDERS = {"mcit": "mcit", "tasks": "mcit/tasks", "configs": "mcit/configs"}
+KEPT = (".py", ".yaml", ".json", ".typed", ".safetensors", ".txt", ".css", ".js", ".html")
+# what a reader of the source distribution expects next to the code
+PAGES = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md", "CITATION.cff")
 
 
 def shipped() -> set[str]:
@@ -30,10 +36,7 @@ def shipped() -> set[str]:
     names = set()
     for folder, inside in FOLDERS.items():
         for path in (ROOT / folder).rglob("*"):
-            kept = (
-                path.suffix in (".py", ".yaml", ".json", ".typed", ".safetensors", ".txt")
-                or "vilt" in path.parts
-            )
+            kept = path.suffix in KEPT or "vilt" in path.parts
             if path.is_file() and kept and "__pycache__" not in path.parts:
                 names.add(f"{inside}/{path.relative_to(ROOT / folder).as_posix()}")
     return names
@@ -69,14 +72,15 @@ def names_in(wheel: Path) -> set[str]:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory) -> Path:
-    """A copy, so that building leaves nothing in the checkout, nor finds anything that an earlier build left there."""
+    """A copy, so that building leaves nothing in the checkout and finds nothing of an earlier
+    build."""
     folder = tmp_path_factory.mktemp("source") / "mcit"
     ignored = shutil.ignore_patterns("__pycache__", "*.egg-info", "build", "dist")
     for name in FOLDERS:
         shutil.copytree(ROOT / name, folder / name, ignore=ignored)
-    for name in ("pyproject.toml", "README.md", "LICENSE", "MANIFEST.in"):
-        if (ROOT / name).is_file():
-            shutil.copy(ROOT / name, folder / name)
+    shutil.copytree(ROOT / "examples", folder / "examples", ignore=ignored)
+    for name in ("pyproject.toml", "README.md", "LICENSE", "MANIFEST.in", *PAGES):
+        shutil.copy(ROOT / name, folder / name)
     return folder
 
 
@@ -118,7 +122,7 @@ def test_every_package_folder_is_listed():
     assert sorted(PROJECT["tool"]["setuptools"]["packages"]) == sorted(found)
 
 
-def test_the_version_is_told_once():
+def test_the_version_is_written_once():
     assert PROJECT["project"]["version"] == mcit.__version__
 
 
@@ -129,10 +133,74 @@ def test_the_program_is_what_it_says():
     assert "Apache License" in (ROOT / "LICENSE").read_text(encoding="utf-8")
 
 
-def test_no_machine_and_no_second_index_is_named_in_the_project():
-    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    assert "://" not in text
-    assert "@" not in "".join(PROJECT["project"]["dependencies"])
+def list_dependencies() -> list[str]:
+    project = PROJECT["project"]
+    extras = project["optional-dependencies"].values()
+    return [*project["dependencies"], *(line for lines in extras for line in lines)]
+
+
+def read_names(lines: list[str]) -> set[str]:
+    return {re.match(r"[\w-]+", line)[0].lower() for line in lines}
+
+
+def test_the_core_is_light_and_the_extras_hold_the_rest():
+    core = read_names(PROJECT["project"]["dependencies"])
+    extras = PROJECT["project"]["optional-dependencies"]
+    assert read_names(extras["report"]) == set(LIBRARIES)
+    assert not core & {*LIBRARIES, "tensorboard", "wandb", "pytest", "mypy", "mkdocs-material"}
+    assert {"report", "sweep", "trackers", "docs", "test", "dev"} <= extras.keys()
+    # an extra that names others names them as they are called
+    for line in (line for lines in extras.values() for line in lines):
+        for name in re.findall(r"mcit\[([\w,]+)\]", line):
+            assert set(name.split(",")) <= extras.keys(), line
+
+
+def test_only_reports_import_what_the_extra_brings():
+    users = {path for name, path in list_libraries(every=True) if name in LIBRARIES}
+    assert users
+    assert {Path(path).relative_to(ROOT).parts[:2] for path in users} == {("mcit", "reports")}
+
+
+def test_the_project_says_where_it_lives_and_who_made_it():
+    project = PROJECT["project"]
+    assert project["authors"] == [{"name": "The mcit authors"}]
+    assert {"Homepage", "Repository", "Documentation", "Changelog", "Issues"} <= project[
+        "urls"
+    ].keys()
+    assert all(address.startswith("https://") for address in project["urls"].values())
+    assert "Typing :: Typed" in project["classifiers"]
+    assert (ROOT / "mcit" / "py.typed").is_file()
+
+
+def test_dependencies_come_from_the_index_and_from_no_address():
+    assert [line for line in list_dependencies() if "@" in line or "://" in line] == []
+    assert [name for name in PROJECT["tool"] if name in ("uv", "poetry", "pip")] == []
+
+
+# modules that are not called like their package
+PACKAGES = {"PIL": "pillow", "yaml": "pyyaml"}
+
+
+def list_libraries(every: bool = False) -> list[tuple[str, str]]:
+    """The libraries that mcit imports, each with a file that does, or with every such file."""
+    found = []
+    for path in [*(ROOT / "mcit").rglob("*.py"), *(ROOT / "tasks").rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [node.module]
+            for name in names:
+                top = name.partition(".")[0]
+                if top != "mcit" and top not in sys.stdlib_module_names:
+                    found.append((PACKAGES.get(top, top), str(path)))
+    return found if every else list(dict(found).items())
+
+
+def test_every_library_that_is_imported_is_a_dependency():
+    declared = read_names(list_dependencies())
+    assert [(name, file) for name, file in list_libraries() if name not in declared] == []
 
 
 @pytest.mark.slow
@@ -145,7 +213,12 @@ def test_the_wheel_holds_everything_that_ships(wheel):
         "mcit/configs/efcil/cifar100-mini.yaml",
     ):
         assert name in names
-    for name in ("mcit/py.typed", "mcit/data/imagenet_subset.json"):
+    for name in (
+        "mcit/py.typed",
+        "mcit/data/imagenet_subset.json",
+        "mcit/reproduce/baselines.json",
+        "mcit/reports/page.css",
+    ):
         assert name in names
     assert any(name.endswith("dist-info/licenses/LICENSE") for name in names)
 
@@ -160,6 +233,29 @@ def test_the_wheel_puts_one_name_only_into_site_packages(wheel):
 
 
 @pytest.mark.slow
+def test_the_wheel_says_what_the_project_says(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith("dist-info/METADATA"))
+        text = archive.read(name).decode()
+    assert "Author: The mcit authors" in text
+    for label, address in PROJECT["project"]["urls"].items():
+        assert f"Project-URL: {label}, {address}" in text
+    required = re.findall(r"^Requires-Dist: (.*)$", text, re.MULTILINE)
+    core = read_names([line for line in required if "extra ==" not in line])
+    assert "torch" in core
+    assert not core & set(LIBRARIES)
+    assert any(line.startswith("matplotlib") and "report" in line for line in required)
+
+
+@pytest.mark.slow
+def test_an_index_would_take_both_distributions(wheel, sdist, tmp_path):
+    pytest.importorskip("twine")
+    done = run("-m", "twine", "check", "--strict", wheel, sdist, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count("PASSED") == 2
+
+
+@pytest.mark.slow
 def test_the_source_distribution_builds_the_same_wheel(sdist, wheel, tmp_path):
     with tarfile.open(sdist) as archive:
         archive.extractall(tmp_path, filter="data")
@@ -170,6 +266,9 @@ def test_the_source_distribution_builds_the_same_wheel(sdist, wheel, tmp_path):
         "pyproject.toml",
         "mcit/py.typed",
         "mcit/data/imagenet_subset.json",
+        "examples/plain_pytorch.py",
+        "examples/embedded_benchmark.ipynb",
+        *PAGES,
     ):
         assert (unpacked / name).is_file()
     for name in ("tasks/vqa.py", "configs/climb.yaml", "configs/efcil/cifar100-mini.yaml"):
@@ -187,8 +286,9 @@ def test_the_installed_package_runs_where_nothing_else_is(installed, tmp_path):
     assert done.returncode == 0, done.stderr
     for name in ("vqa", "snli-ve", "shapes", "ewc_dr", "adapters"):
         assert name in done.stdout
-    code = "import mcit, mcit.tasks.vqa, mcit.configs, mcit.commands.run\n"
-    code += "print(mcit.__file__, mcit.tasks.vqa.__file__, mcit.commands.run.find_config('efcil/cifar100-mini'), sep='\\n')"
+    code = "import mcit, mcit.tasks.vqa\n"
+    code += "from mcit.config.files import find_config\n"
+    code += "print(mcit.__file__, mcit.tasks.vqa.__file__, find_config('efcil/cifar100-mini'))"
     done = run("-c", code, cwd=tmp_path, PYTHONPATH=str(installed))
     assert done.returncode == 0, done.stderr
     assert all(Path(line).is_relative_to(installed) for line in done.stdout.split())

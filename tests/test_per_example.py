@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from torch.nn.utils import prune
 from torch.testing import assert_close
 
+from mcit.gradients.per_example import PerExampleGradients
 from mcit.importance import measure_importance
 from mcit.models.learner import Learner
 from mcit.models.resnet import build_resnet
@@ -103,9 +104,8 @@ def truth(model: nn.Module, x: Tensor, y: Tensor, **options) -> dict[str, Tensor
 @pytest.mark.parametrize("name", MODELS)
 def test_every_parameter_is_exact_and_served_by_a_rule_where_there_is_one(name, score):
     model, x, y = prepare(name)
-    found = measure_importance(
-        model, in_batches(x, y, 3, 3, 1), score=score
-    )  # the last batch is ragged
+    # the last batch is ragged
+    found = measure_importance(model, in_batches(x, y, 3, 3, 1), score=score)
     expected = truth(model, x, y, score=score)
     unused = {key: value for key, value in found.values.items() if key.startswith("unused")}
     assert not any(value.any() for value in unused.values())
@@ -149,7 +149,8 @@ def test_other_labels_are_exact_as_well(name, score, labels):
 @pytest.mark.parametrize("name", ["convnet", "reader"])
 def test_sampled_labels_estimate_all_labels_and_do_not_depend_on_the_batch(name):
     model, x, y = prepare(name, 2)
-    x, y = x.repeat(150, *[1] * (x.ndim - 1)), y.repeat(150)
+    x = x.repeat(150, *[1] * (x.ndim - 1))
+    y = y.repeat(150)
     found = measure_importance(model, in_batches(x, y, 100, 200), labels="sampled")
     again = measure_importance(model, in_batches(x, y, 7, 290, 3), labels="sampled")
     assert_same_importance(
@@ -166,7 +167,9 @@ def test_sampled_labels_estimate_all_labels_and_do_not_depend_on_the_batch(name)
 
 def test_a_layer_reached_only_in_the_second_batch_is_exact():
     torch.manual_seed(0)
-    model, x, y = Late(), vectors(6), torch.randint(4, (6,))
+    model = Late()
+    x = vectors(6)
+    y = torch.randint(4, (6,))
     x[3:, 0] = 6.0
     found = measure_importance(model, in_batches(x, y, 3, 3))
     assert_same_importance(found.values, truth(model, x, y))
@@ -176,7 +179,9 @@ def test_a_layer_reached_only_in_the_second_batch_is_exact():
 @pytest.mark.parametrize("share", [0.1, 0.01, 0.002])
 def test_a_weight_that_is_a_little_used_outside_its_layer_is_exact(share):
     torch.manual_seed(1)
-    model, x, y = Functional(share), vectors(8), torch.randint(4, (8,))
+    model = Functional(share)
+    x = vectors(8)
+    y = torch.randint(4, (8,))
     found = measure_importance(model, in_batches(x, y, 4, 4))
     assert_same_importance(found.values, truth(model, x, y))
 
@@ -188,7 +193,9 @@ def test_a_weight_whose_use_outside_its_layer_begins_in_a_later_batch_is_exact_o
             return super().forward(x)
 
     torch.manual_seed(1)
-    model, x, y = Gated(0.0), vectors(6), torch.randint(4, (6,))
+    model = Gated(0.0)
+    x = vectors(6)
+    y = torch.randint(4, (6,))
     x[3:, 0] = 6.0
     try:
         found = measure_importance(model, in_batches(x, y, 3, 3))
@@ -202,7 +209,9 @@ def test_a_weight_whose_use_outside_its_layer_begins_in_a_later_batch_is_exact_o
 
 def test_a_layer_on_a_learned_vector_is_exact():
     torch.manual_seed(1)
-    model, x, y = Unbatched((6,)), vectors(6), torch.randint(4, (6,))
+    model = Unbatched((6,))
+    x = vectors(6)
+    y = torch.randint(4, (6,))
     for sizes in ((4, 2), (3, 3), (6,)):
         found = measure_importance(model, in_batches(x, y, *sizes))
         assert_same_importance(found.values, truth(model, x, y))
@@ -226,22 +235,54 @@ def test_rows_in_either_order_are_exact_or_refused_even_if_their_number_changes(
     assert "same form" in refusal
 
 
+class Fickle(nn.Module):
+    """A layer that can be called by keyword."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 4)
+        self.by_keyword = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(input=x) if self.by_keyword else self.layer(x)
+
+
+def test_a_layer_that_is_called_by_keyword_from_the_second_batch_on_is_refused():
+    model = Fickle()
+    gradients = PerExampleGradients(model, dict(model.named_parameters()))
+    x = vectors(5)
+    gradients.add(lambda: [model(x).sum(dim=1)])
+    model.by_keyword = True
+    with pytest.raises(RuntimeError, match="a Linear was called without a positional input"):
+        gradients.add(lambda: [model(x).sum(dim=1)])
+
+
+def test_a_norm_that_leaves_eval_mode_after_the_first_batch_is_refused():
+    model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4)).eval()
+    gradients = PerExampleGradients(model, dict(model.named_parameters()))
+    x = vectors(5)
+    gradients.add(lambda: [model(x).sum(dim=1)])
+    model.train()
+    with pytest.raises(RuntimeError, match="a BatchNorm1d had other options in the first batch"):
+        gradients.add(lambda: [model(x).sum(dim=1)])
+
+
 def test_an_encoder_layer_with_frozen_attention_is_exact():
-    # In eval, transformer layers leave their submodules aside where nothing in them asks for gradients.
+    # in eval, transformer layers skip their submodules if nothing in them requires gradients
     torch.manual_seed(3)
 
     class Encoder(nn.Module):
         def __init__(self):
             super().__init__()
-            self.layer, self.fc = (
-                nn.TransformerEncoderLayer(6, 2, 8, dropout=0.0, batch_first=True),
-                nn.Linear(6, 4),
-            )
+            self.layer = nn.TransformerEncoderLayer(6, 2, 8, dropout=0.0, batch_first=True)
+            self.fc = nn.Linear(6, 4)
 
         def forward(self, x: Tensor) -> Tensor:
             return self.fc(self.layer(x).mean(dim=1))
 
-    model, x, y = Encoder().eval(), torch.randn(6, 3, 6), torch.randint(4, (6,))
+    model = Encoder().eval()
+    x = torch.randn(6, 3, 6)
+    y = torch.randint(4, (6,))
     model.layer.self_attn.requires_grad_(False)
     assert_same_importance(
         measure_importance(model, in_batches(x, y, 4, 2)).values, truth(model, x, y)
@@ -257,7 +298,8 @@ def test_weights_that_a_hook_recomputes_on_the_layer_itself_are_exact(wrap):
         prune.random_unstructured(layer, "weight", 0.3)
     else:
         getattr(nn.utils, wrap)(layer)
-    x, y = vectors(6), torch.randint(4, (6,))
+    x = vectors(6)
+    y = torch.randint(4, (6,))
     fc = nn.Linear(5, 4)
     model = nn.Sequential(layer, nn.Tanh(), fc).eval()
     with torch.no_grad():
@@ -276,13 +318,16 @@ def test_a_layer_called_with_a_keyword_is_exact():
     class Keyword(nn.Module):
         def __init__(self):
             super().__init__()
-            self.layer, self.fc = nn.Linear(6, 6), nn.Linear(6, 4)
+            self.layer = nn.Linear(6, 6)
+            self.fc = nn.Linear(6, 4)
 
         def forward(self, x: Tensor) -> Tensor:
             return self.fc(torch.tanh(self.layer(input=x)))
 
     torch.manual_seed(5)
-    model, x, y = Keyword(), vectors(5), torch.randint(4, (5,))
+    model = Keyword()
+    x = vectors(5)
+    y = torch.randint(4, (5,))
     assert_same_importance(
         measure_importance(model, in_batches(x, y, 3, 2)).values, truth(model, x, y)
     )
@@ -292,13 +337,16 @@ def test_examples_that_come_out_in_another_order_are_exact():
     class Turned(nn.Module):
         def __init__(self):
             super().__init__()
-            self.layer, self.fc = nn.Linear(6, 6), nn.Linear(6, 4)
+            self.layer = nn.Linear(6, 6)
+            self.fc = nn.Linear(6, 4)
 
         def forward(self, x: Tensor) -> Tensor:
             return self.fc(torch.tanh(self.layer(x.flip(0))).flip(0))
 
     torch.manual_seed(6)
-    model, x, y = Turned(), vectors(7), torch.randint(4, (7,))
+    model = Turned()
+    x = vectors(7)
+    y = torch.randint(4, (7,))
     assert_same_importance(
         measure_importance(model, in_batches(x, y, 4, 3)).values, truth(model, x, y)
     )
@@ -308,7 +356,8 @@ def test_a_layer_whose_input_is_overwritten_afterwards_is_exact_or_refused():
     class Overwriting(nn.Module):
         def __init__(self):
             super().__init__()
-            self.layer, self.fc = nn.Linear(6, 6), nn.Linear(6, 4)
+            self.layer = nn.Linear(6, 6)
+            self.fc = nn.Linear(6, 4)
 
         def forward(self, x: Tensor) -> Tensor:
             x = x.clone()
@@ -317,7 +366,9 @@ def test_a_layer_whose_input_is_overwritten_afterwards_is_exact_or_refused():
             return self.fc(torch.tanh(inner))
 
     torch.manual_seed(7)
-    model, x, y = Overwriting(), vectors(4), torch.randint(4, (4,))
+    model = Overwriting()
+    x = vectors(4)
+    y = torch.randint(4, (4,))
     with pytest.raises(RuntimeError, match=r"in place|inplace"):
         measure_importance(model, in_batches(x, y, 4))
 
@@ -331,7 +382,8 @@ def test_a_lora_model_is_exact_and_measures_what_trains_only():
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
             nn.init.normal_(parameter)
-    x, y = vectors(7), torch.randint(4, (7,))
+    x = vectors(7)
+    y = torch.randint(4, (7,))
     found = measure_importance(model, in_batches(x, y, 3, 4))
     assert found.values.keys() == {n for n, p in model.named_parameters() if p.requires_grad}
     assert len(found.values) == 4
@@ -341,13 +393,14 @@ def test_a_lora_model_is_exact_and_measures_what_trains_only():
 
 def test_a_resnet_18_is_exact_and_all_by_rules():
     torch.manual_seed(9)
-    learner, head = Learner(build_resnet(width=4)), Head("head", 5, layout="linear")
+    learner = Learner(build_resnet(width=4))
+    head = Head("head", 5, layout="linear")
     learner.grow(head)
     learner.eval()
     batch = {"pixel_values": torch.randn(6, 3, 16, 16), "labels": torch.randint(5, (6,))}
 
     def forward(model, batch):
-        return model(batch, head), batch["labels"]
+        return model(batch, head).logits, batch["labels"]
 
     batches = [
         {key: value[rows] for key, value in batch.items()} for rows in (slice(4), slice(4, 6))
@@ -375,10 +428,8 @@ class Vilt(nn.Module):
         return self.vilt(**texts, **images, image_token_type_idx=kind).pooler_output
 
     def forward(self, batch) -> Tensor:
-        texts, images = (
-            torch.arange(len(batch["input_ids"])),
-            torch.arange(len(batch["pixel_values"])),
-        )
+        texts = torch.arange(len(batch["input_ids"]))
+        images = torch.arange(len(batch["pixel_values"]))
         if self.use == "single":
             return self.head(self.run(batch, images, texts))
         if self.use == "two passes":
@@ -426,7 +477,7 @@ def merge_first(batch, examples: int, first: int) -> list:
 
 
 def zero_gradients(use: str, score: str, head_bias: str) -> tuple[str, ...]:
-    """A softmax does not see what all its inputs share: the bias of all keys, the bias of all choices."""
+    """Biases that a softmax ignores, as all its inputs share them: of keys and of choices."""
     return ("key.bias", head_bias) if use == "choice" and score != "output_norm" else ("key.bias",)
 
 
@@ -434,7 +485,8 @@ def zero_gradients(use: str, score: str, head_bias: str) -> tuple[str, ...]:
 @pytest.mark.parametrize("use", USES)
 def test_transformers_own_vilt_is_exact_in_every_use(use, score):
     torch.manual_seed(10)
-    model, batch = Vilt(use).eval(), vilt_batch(use, 5)
+    model = Vilt(use).eval()
+    batch = vilt_batch(use, 5)
     found = measure_importance(model, merge_first(batch, 5, 3), score=score, forward=read_vilt)
     expected = one_at_a_time(model, split(batch, 5), score, forward=read_vilt)
     assert_same_importance(found.values, expected, zero=zero_gradients(use, score, "head.bias"))
@@ -456,7 +508,8 @@ def test_the_learner_s_vilt_is_exact_and_never_goes_through_the_whole_network(us
     head = Head("head", 4 if use == "choice" else 3, kind=kind, views=views)
     learner = Learner(ViltEncoder(tiny_vilt.make_model()))
     learner.grow(head)
-    learner.double().eval()  # in single precision, rounding alone comes to 1e-5 of the largest value
+    # in single precision, rounding alone comes to 1e-5 of the largest value
+    learner.double().eval()
     batch = vilt_batch({"pair": "pair, consecutive"}.get(use, use), 5)
     batch = {
         key: value.double() if value.is_floating_point() else value for key, value in batch.items()
@@ -465,7 +518,7 @@ def test_the_learner_s_vilt_is_exact_and_never_goes_through_the_whole_network(us
         batch["labels"] = torch.tensor([0, 0.3, 0.6, 0.9, 1])[torch.randint(5, (5, 3))]
 
     def forward(model, batch):
-        return model(batch, head), batch["labels"]
+        return model(batch, head).logits, batch["labels"]
 
     for score in SCORES:
         found = measure_importance(learner, merge_first(batch, 5, 2), score=score, forward=forward)

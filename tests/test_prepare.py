@@ -1,8 +1,8 @@
-"""`mcit prepare`: the same pixels as from the sources, whatever is killed, changed or damaged in between."""
+"""`mcit prepare`: the same pixels as from the sources, whatever is killed, changed or damaged in
+between."""
 
 from __future__ import annotations
 
-import fcntl
 import os
 import pickle
 import shutil
@@ -25,17 +25,17 @@ from transformers.models.vilt.image_processing_pil_vilt import (
     get_resize_output_image_size,
 )
 
-from mcit.bench import loading
 from mcit.cli import main
-from mcit.data import image_cache, preparing
-from mcit.data.image_cache import ImageCache, load_shelf
+from mcit.data import preparing
+from mcit.data.image_cache import ImageCache, load_index
 from mcit.data.images import Picture
 from mcit.data.preparing import collect_pictures, do_work, plan_work
-from mcit.data.resizing import Resizing, parse_name
+from mcit.data.resizing import Resizing
 from mcit.data.shards import DamagedShard, pack, read_table, unpack, write_shard
-from mcit.embedded import Sizes, write_benchmark
+from mcit.embedded.benchmark import Sizes, write_benchmark
+from mcit.errors import DataError
+from mcit.files import hold_lock
 from mcit.registry import find_task
-from mcit.task import DataError
 
 TASKS = ("vqa", "nlvr2", "snli-ve", "vcr")
 SMALL = Resizing(shorter=32, divisor=16)  # as small_processor resizes
@@ -49,7 +49,8 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def benchmark(tmp_path_factory) -> Path:
-    """The four tasks in the official layout; images of several sizes and modes, and noise in one."""
+    """The four tasks in the official layout; images of several sizes and modes, and noise in
+    one."""
     root = tmp_path_factory.mktemp("benchmark")
     write_benchmark(root, Sizes(train=7, evaluation=4))
     rng = np.random.default_rng(0)
@@ -72,8 +73,7 @@ def make(name: str, root: Path, **options):
 
 
 def pictures_of(name: str, root: Path) -> list[Picture]:
-    task = make(name, root)
-    return list({**collect_pictures(task, "train"), **collect_pictures(task, "eval")}.values())
+    return list(collect_pictures(make(name, root), "train", "eval").values())
 
 
 def prepare(root: Path, *names: str, resizing: Resizing = SMALL, verify: bool = False):
@@ -157,9 +157,10 @@ def test_photographs_are_packed_into_less_space():
 
 def test_a_resizing_is_known_by_its_name():
     assert Resizing().name == "384-32-bicubic"
-    assert parse_name(SMALL.name) == SMALL
+    assert Resizing.from_name(SMALL.name) == SMALL
     assert [
-        parse_name(name) for name in ("", "384", "384-32-cubic", "a-b-bicubic", "0-1-bicubic")
+        Resizing.from_name(name)
+        for name in ("", "384", "384-32-cubic", "a-b-bicubic", "0-1-bicubic")
     ] == [None] * 5
 
 
@@ -191,7 +192,7 @@ def test_a_batch_comes_through_loader_workers_too(root):
 
 def test_questions_about_the_same_objects_of_an_image_share_a_picture(root):
     task = make("vcr", root)
-    table, images = task.table("train"), task.folder("train")
+    table, images = task.split("train").table, task.split("train").images
     row = table[0]
     other = {**row, "question": "another", "id": "x"}
     fewer = {**row, "mentioned": row["mentioned"][1:]}
@@ -202,9 +203,9 @@ def test_questions_about_the_same_objects_of_an_image_share_a_picture(root):
 
 def test_a_run_is_told_where_its_images_come_from(root):
     task, processor = make("snli-ve", root), small_processor()
-    assert task.notices(processor) == []
+    assert task.data_notes(processor) == []
     work, _ = prepare(root, "snli-ve")
-    (line,) = task.notices(processor)
+    (line,) = task.data_notes(processor)
     assert line == f"snli-ve: images come resized from {work.folder} ({len(work.pictures)} held)"
 
 
@@ -212,17 +213,17 @@ def test_another_size_is_not_taken_from_the_cache_and_has_a_place_of_its_own(roo
     before = batch_of("snli-ve", root)
     prepare(root, "snli-ve", resizing=Resizing(shorter=48, divisor=16))
     assert_same(batch_of("snli-ve", root), before)
-    (line,) = make("snli-ve", root).notices(small_processor())
+    (line,) = make("snli-ve", root).data_notes(small_processor())
     assert line.endswith("is not used: it holds 48-16-bicubic, and the model needs 32-16-bicubic")
     prepare(root, "snli-ve")
-    assert "come resized from" in make("snli-ve", root).notices(small_processor())[0]
+    assert "come resized from" in make("snli-ve", root).data_notes(small_processor())[0]
     assert_same(batch_of("snli-ve", root), before)
 
 
 # --- what changes, breaks or is killed
 
 
-def test_a_changed_source_is_read_anew_and_said(root, capsys):
+def test_a_changed_source_is_read_again_and_said(root, capsys):
     work, _ = prepare(root, "snli-ve")
     write_image(work.pictures[0].path, (200, 0, 0), (80, 70))
     changed = batch_of("snli-ve", root)
@@ -238,7 +239,7 @@ def test_a_changed_source_is_read_anew_and_said(root, capsys):
     assert_same(batch_of("snli-ve", root), changed)
 
 
-def test_changed_boxes_are_drawn_anew(root, capsys):
+def test_changed_boxes_are_drawn_again(root, capsys):
     work, _ = prepare(root, "vcr")
     before = batch_of("vcr", root)
     for picture in work.pictures:
@@ -253,7 +254,7 @@ def test_changed_boxes_are_drawn_anew(root, capsys):
     assert not torch.equal(before["pixel_values"], after["pixel_values"])
 
 
-def test_a_flipped_byte_is_found_said_and_mended(root, capsys):
+def test_a_flipped_byte_is_found_said_and_fixed(root, capsys):
     before = batch_of("snli-ve", root)
     work, _ = prepare(root, "snli-ve")
     (shard,) = work.folder.glob("*.shard")
@@ -271,7 +272,7 @@ def test_a_flipped_byte_is_found_said_and_mended(root, capsys):
 
 
 @pytest.mark.parametrize("damage", ["cut", "empty", "table", "other"])
-def test_a_shard_that_is_not_whole_is_not_used_and_made_anew(root, damage):
+def test_a_shard_that_is_not_whole_is_not_used_and_made_again(root, damage):
     before = batch_of("nlvr2", root)
     work, _ = prepare(root, "nlvr2")
     (shard,) = work.folder.glob("*.shard")
@@ -323,17 +324,17 @@ def test_a_killed_preparation_leaves_nothing_half_done_and_goes_on(root, monkeyp
         time.sleep(0.01)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    kept = len(load_shelf(work.folder))
+    kept = len(load_index(work.folder))
     assert 4 <= kept < len(pictures)
     again = plan_work(root, pictures, SMALL)
     assert (again.kept, len(again.pictures)) == (kept, len(pictures) - kept)
     before = batch_of("snli-ve", root)
     do_work(again, jobs=1)
     assert not list(work.folder.glob("*.draft"))
-    shelf = load_shelf(work.folder)
+    index = load_index(work.folder)
     for picture in pictures:
         assert np.array_equal(
-            shelf.read(shelf.find(picture.name)), SMALL.read(Picture.open(picture))
+            index.read(index.find(picture.name)), SMALL.read(Picture.open(picture))
         )
     assert_same(batch_of("snli-ve", root), before)
 
@@ -342,23 +343,22 @@ def test_several_processes_write_what_one_writes(root, monkeypatch):
     monkeypatch.setattr(preparing, "_PIECE", 3)
     pictures = pictures_of("vqa", root)
     do_work(plan_work(root, pictures, SMALL), jobs=2)
-    shelf = load_shelf(root / ".mcit" / "images" / SMALL.name)
-    assert len(shelf) == len(pictures)
-    assert len(shelf.paths) > 1
+    index = load_index(root / ".mcit" / "images" / SMALL.name)
+    assert len(index) == len(pictures)
+    assert len(index.paths) > 1
     for picture in pictures:
-        assert np.array_equal(shelf.read(shelf.find(picture.name)), SMALL.read(picture.open()))
+        assert np.array_equal(index.read(index.find(picture.name)), SMALL.read(picture.open()))
 
 
 def test_only_one_preparation_at_a_time_fills_a_folder(root):
     work = plan_work(root, pictures_of("snli-ve", root), SMALL)
     work.folder.mkdir(parents=True)
-    with (work.folder / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(DataError, match="another `mcit prepare` is filling"):
-            do_work(work, jobs=1)
+    refusal = pytest.raises(DataError, match="another `mcit prepare` is filling")
+    with hold_lock(work.folder / ".lock"), refusal:
+        do_work(work, jobs=1)
 
 
-def test_data_sets_are_kept_apart_so_that_one_can_be_made_anew_without_the_other(root):
+def test_data_sets_are_kept_apart_so_that_one_can_be_made_again_without_the_other(root):
     prepare(root)
     write_image(pictures_of("snli-ve", root)[0].path, (200, 0, 0), (80, 70))
     prepare(root, "snli-ve")
@@ -374,9 +374,11 @@ def test_an_image_that_breaks_during_a_run_is_named_with_its_record(root, prepar
         prepare(root, "snli-ve")
     task = make("snli-ve", root)
     examples = task.examples("train")
-    task.pictures(task.table("train")[4], task.folder("train"))[0].path.write_bytes(b"broken")
+    task.pictures(task.split("train").table[4], task.split("train").images)[0].path.write_bytes(
+        b"broken"
+    )
     with pytest.raises(
-        DataError, match=r"snli_ve_train\.jsonl, record 5: .*\.jpg is no readable image"
+        DataError, match=r"snli_ve_train\.jsonl, record 5: .*\.jpg is not a readable image"
     ):
         task.collate([examples[4]], small_processor())
 
@@ -394,7 +396,8 @@ def test_a_disk_that_is_too_small_is_known_beforehand(root, monkeypatch):
 def test_a_root_that_cannot_be_written_has_its_cache_elsewhere(root, tmp_path, monkeypatch):
     before = batch_of("snli-ve", root)
     with monkeypatch.context() as patch:
-        patch.setattr(image_cache.os, "access", lambda path, mode: False)
+        access = os.access
+        patch.setattr(os, "access", lambda path, mode: path != root and access(path, mode))
         work, _ = prepare(root, "snli-ve")
     assert work.folder.is_relative_to(tmp_path / "cache" / "images")
     assert ImageCache.find(root).folder == work.folder.parent
@@ -437,13 +440,13 @@ def test_images_that_cannot_be_read_are_listed_and_the_others_done(root, capsys)
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (["--data-root", "nowhere"], "--data-root 'nowhere' is no folder"),
+        (["--data-root", "nowhere"], "--data-root 'nowhere' is not a directory"),
         (["--data-root", ".", "--jobs", "0"], "--jobs must be at least 1, found 0"),
         (["--data-root", ".", "--order", "nlvr"], "unknown task 'nlvr'; did you mean 'nlvr2'?"),
         (["--data-root", ".", "--order", "nlvr2"], "nlvr2/data/train.json is missing"),
         (
             ["--data-root", "."],
-            "no images to prepare in .; `mcit doctor --data-root .` tells what is missing",
+            "no images to prepare in .; `mcit doctor --data-root .` says what is missing",
         ),
         (["--data-root", ".", "--set", "seed=1"], "only options of tasks matter here"),
     ],
@@ -455,6 +458,8 @@ def test_what_cannot_be_prepared_is_refused(capsys, tmp_path, monkeypatch, argv,
 
 
 def test_the_loading_bench_measures_both_ways_and_finds_the_same_bits(monkeypatch, capsys):
+    from mcit.bench import loading
+
     monkeypatch.setattr(loading, "SIZE", (64, 48))
     result = loading.measure(quick=True)
     assert result["loading_speedup"] == pytest.approx(

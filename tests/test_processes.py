@@ -1,4 +1,5 @@
-"""One process and two: the same weights, the same importance, the same scores, and one who writes."""
+"""One process and two: the same weights, the same importance, the same scores, and one who
+writes."""
 
 from __future__ import annotations
 
@@ -13,14 +14,15 @@ from launched_runs import collect, precise
 from safetensors.torch import load_file
 from tiny_run import assert_identical, assert_near, configure, learn, write_world
 
-from mcit.config import to_dict, to_yaml
-from mcit.registry import method_names
+from mcit.config.files import to_yaml
+from mcit.config.parse import to_dict
+from mcit.registry import METHOD, list_names
 
 ROOT = Path(__file__).parent.parent
-ORDER = (
-    "vqa,vcr"  # 17 examples in batches of 8: the last batch leaves one process without an example
-)
-# AdamW divides by the size of the gradient, also where that is rounding; steps of SGD are as near as the gradients are
+# 17 examples in batches of 8: the last batch leaves one process without an example
+ORDER = "vqa,vcr"
+# AdamW divides by the size of the gradient, also where that is rounding; steps of SGD are as near
+# as the gradients are
 SMOOTH = {
     f"tasks__{name}__recipe__{key}": value
     for name in ORDER.split(",")
@@ -42,8 +44,9 @@ WITH_HEADS = {
     "joint": {},
     "single": {},
 }
-# of shapes, augmented, through BatchNorm: 75 images of three classes in batches of 16
-RELEASE = {"unit": "batch", "mode": "train"}  # what the EWC-DR release measures
+# of shapes, augmented, through BatchNorm: 75 images of three classes in batches of 16;
+# importance as the EWC-DR release measures it
+RELEASE = {"unit": "batch", "mode": "train"}
 REFRESHED = {"training__refresh_batchnorm": True}
 WITH_CLASSES = {
     "finetune": {"training__accumulate": 3, **REFRESHED},
@@ -67,7 +70,7 @@ RUNS = [*(f"heads {name}" for name in WITH_HEADS), *(f"classes {name}" for name 
 
 
 def test_every_method_is_run_on_the_tracks_where_it_makes_sense():
-    assert WITH_HEADS.keys() | WITH_CLASSES.keys() == set(method_names())
+    assert WITH_HEADS.keys() | WITH_CLASSES.keys() == set(list_names(METHOD))
 
 
 @pytest.fixture(scope="module")
@@ -123,10 +126,12 @@ def test_two_processes_learn_what_one_learns_with_adamw(launched, tmp_path):
     alone = learn(configs["adamw"], tmp_path)
     state, rows = read(folder, "adamw", 0)
     for name, truth in alone.state.items():
+        # it cancels in the softmax: its gradient is rounding alone, which AdamW makes a step of
         if name.endswith(".key.bias"):
-            continue  # it cancels in the softmax: its gradient is rounding alone, which AdamW makes a step of
+            continue
         away = (state[name] - truth).abs().flatten()
-        assert float(away.mean()) < 1e-5, name  # rates go up to 2e-3
+        # rates go up to 2e-3
+        assert float(away.mean()) < 1e-5, name
     assert rows == alone.rows
 
 
@@ -134,8 +139,10 @@ def test_two_processes_learn_what_one_learns_with_adamw(launched, tmp_path):
 @pytest.mark.parametrize("name", [*RUNS, "adamw"])
 def test_the_processes_agree_to_the_last_bit(launched, name):
     folder, _ = launched
-    (first, first_rows), (second, second_rows) = read(folder, name, 0), read(folder, name, 1)
-    assert_identical(first, second)  # BatchNorm's statistics too
+    first, first_rows = read(folder, name, 0)
+    second, second_rows = read(folder, name, 1)
+    # BatchNorm's statistics too
+    assert_identical(first, second)
     assert first_rows == second_rows
 
 
@@ -144,16 +151,13 @@ def test_only_the_main_process_writes(launched):
     folder, configs = launched
     for name in configs:
         assert not (folder / name / "other").exists()
-        assert {"scores.json", "config.yaml", "passport.json", "log.jsonl"} <= {
+        assert {"scores.json", "config.yaml", "provenance.json", "log.jsonl"} <= {
             path.name for path in (folder / name / "main").iterdir()
         }
     scores = json.loads((folder / "classes ewc" / "main" / "scores.json").read_text())
     lines = (folder / "classes ewc" / "main" / "log.jsonl").read_text().splitlines()
-    assert (
-        len([line for line in lines if json.loads(line)["event"] == "task"])
-        == len(scores["matrix"])
-        == 2
-    )
+    tasks = [line for line in lines if json.loads(line)["event"] == "task"]
+    assert len(tasks) == len(scores["matrix"]) == 2
 
 
 @pytest.mark.slow
@@ -162,7 +166,7 @@ def test_the_command_runs_in_two_processes_and_one_of_them_prints(launched):
     assert [(folder / f"code-{rank}").read_text() for rank in range(2)] == ["0", "0"]
     assert "BWT" in (folder / "printed-0").read_text()
     assert not (folder / "printed-1").read_text()
-    assert {"scores.json", "report.md", "passport.json"} <= {
+    assert {"scores.json", "report.md", "provenance.json"} <= {
         path.name for path in (folder / "command").iterdir()
     }
 

@@ -12,18 +12,12 @@ import mcit.methods
 import mcit.tasks
 from mcit import registry
 from mcit.cli import main
-from mcit.commands.sweep import read_options
-from mcit.config import ConfigError, RunConfig, Selection
-from mcit.errors import McitError
+from mcit.config.files import find_name_problems, load_config
+from mcit.config.parse import Selection
+from mcit.config.schema import RunConfig
+from mcit.errors import ConfigError, McitError
 from mcit.method import Method
-from mcit.registry import (
-    UnknownName,
-    find_method,
-    find_name_problems,
-    find_task,
-    method_names,
-    task_names,
-)
+from mcit.registry import METHOD, TASK, UnknownName, find_method, find_task, list_names
 from mcit.runner.plan import resolve
 from mcit.task import Task
 
@@ -48,20 +42,20 @@ def new_method(tmp_path, monkeypatch):
 
 
 def test_every_file_is_a_name_and_every_name_a_file():
-    assert {name.replace("-", "_") for name in task_names()} == files(ROOT / "tasks")
-    assert set(method_names()) == files(ROOT / "mcit" / "methods")
-    assert "snli-ve" in task_names()
-    assert not [name for name in [*task_names(), *method_names()] if name.startswith("_")]
+    assert {name.replace("-", "_") for name in list_names(TASK)} == files(ROOT / "tasks")
+    assert set(list_names(METHOD)) == files(ROOT / "mcit" / "methods")
+    assert "snli-ve" in list_names(TASK)
+    assert not [name for name in [*list_names(TASK), *list_names(METHOD)] if name.startswith("_")]
 
 
-@pytest.mark.parametrize("name", task_names())
+@pytest.mark.parametrize("name", list_names(TASK))
 def test_every_task_file_defines_one_task(name):
     cls = find_task(name)
     assert issubclass(cls, Task)
     assert getattr(cls, "dataset", None) == name or cls.name == name
 
 
-@pytest.mark.parametrize("name", method_names())
+@pytest.mark.parametrize("name", list_names(METHOD))
 def test_every_method_file_defines_one_method_of_its_name(name):
     cls = find_method(name)
     assert issubclass(cls, Method)
@@ -70,9 +64,21 @@ def test_every_method_file_defines_one_method_of_its_name(name):
     assert cls(**settings).describe()
 
 
-def test_a_task_is_found_with_hyphen_and_with_underscore():
+def test_a_name_is_found_with_hyphen_and_with_underscore():
     assert find_task("snli-ve") is find_task("snli_ve")
     assert find_task("snli-ve").name == "snli-ve"
+    assert find_method("ewc-dr") is find_method("ewc_dr")
+
+
+def test_two_spellings_of_the_names_are_one_experiment():
+    options = {"strength": 1.0}
+    plans = [
+        resolve(RunConfig(order=("vqa", task), method=Selection(method, options)))
+        for task, method in (("snli-ve", "ewc_dr"), ("snli_ve", "ewc-dr"))
+    ]
+    assert plans[0].experiment() == plans[1].experiment()
+    assert plans[1].config.order == ("vqa", "snli-ve")
+    assert plans[1].config.method.name == "ewc_dr"
 
 
 @pytest.mark.parametrize(
@@ -81,15 +87,15 @@ def test_a_task_is_found_with_hyphen_and_with_underscore():
         (find_task, "nlvr", "unknown task 'nlvr'; did you mean 'nlvr2'? (tasks: cifar100, "),
         (find_task, "snli_vee", "did you mean 'snli-ve'?"),
         (find_task, "VQA", "did you mean 'vqa'?"),
-        (find_task, "tiny-imagenet", "did you mean 'tiny_imagenet'?"),
+        (find_task, "tiny-imagenets", "did you mean 'tiny_imagenet'?"),
         (find_task, "speech", "unknown task 'speech' (tasks: "),
         (find_task, "", "unknown task ''"),
         (find_task, "__init__", "unknown task '__init__'"),
         (find_task, "../vqa", "unknown task '../vqa'"),
         (
             find_method,
-            "ewc-dr",
-            "unknown method 'ewc-dr'; did you mean 'ewc_dr'? (methods: adapters, ",
+            "ewc-rd",
+            "unknown method 'ewc-rd'; did you mean 'ewc_dr'? (methods: adapters, ",
         ),
         (find_method, "_consolidating", "unknown method '_consolidating'"),
     ],
@@ -104,7 +110,7 @@ def test_a_new_file_is_a_new_method(new_method):
     new_method(
         "gentle", "@dataclass\nclass Gentle(Method):\n    name = 'gentle'\n    touch: float = 0.5\n"
     )
-    assert "gentle" in method_names()
+    assert "gentle" in list_names(METHOD)
     assert find_method("gentle")().touch == 0.5
 
 
@@ -146,7 +152,7 @@ def list_options(find, name: str) -> list[str]:
     return [field.name for field in dataclasses.fields(find(name)) if field.init]
 
 
-@pytest.mark.parametrize("name", method_names())
+@pytest.mark.parametrize("name", list_names(METHOD))
 def test_the_options_of_a_method_are_read_from_its_file(name):
     options = dict.fromkeys(list_options(find_method, name), 1)
     assert find_name_problems(RunConfig(("vqa",), Selection(name, options))) == []
@@ -157,7 +163,7 @@ def test_the_options_of_a_method_are_read_from_its_file(name):
     )
 
 
-@pytest.mark.parametrize("name", task_names())
+@pytest.mark.parametrize("name", list_names(TASK))
 def test_the_options_of_a_task_are_read_from_its_file(name):
     options = dict.fromkeys(list_options(find_task, name), 1)
     assert find_name_problems(RunConfig(tasks={name: options})) == []
@@ -182,7 +188,10 @@ def test_the_options_of_an_own_method_are_checked_too(new_method):
 
 def test_an_own_task_that_makes_its_own_sequence_may_take_other_options(tmp_path, monkeypatch):
     monkeypatch.setattr(mcit.tasks, "__path__", [*mcit.tasks.__path__, str(tmp_path)])
-    text = "from mcit.data.class_incremental import ClassIncrementalTask\nclass Mine(ClassIncrementalTask):\n"
+    text = (
+        "from mcit.data.class_incremental import ClassIncrementalTask\nclass "
+        "Mine(ClassIncrementalTask):\n"
+    )
     (tmp_path / "mine.py").write_text(f"{text}    dataset = 'mine'\n")
     assert len(find_name_problems(RunConfig(tasks={"mine": {"rows": 1}}))) == 1
     (tmp_path / "mine.py").write_text(
@@ -203,7 +212,8 @@ def refuse(capsys, tmp_path, monkeypatch):
         before = sorted(tmp_path.iterdir())
         assert main(["run", "--order", "shapes:5x4", "--method", method]) == 2
         said = capsys.readouterr()
-        assert said.out == ""
+        # nothing but the line that says what is loading
+        assert said.out.count("\n") <= 1
         assert "Traceback" not in said.err
         assert sorted(tmp_path.iterdir()) == before
         return said.err
@@ -262,7 +272,7 @@ def test_an_own_file_called_like_one_that_ships_stops_only_what_uses_it(
         in message
     )
     assert "rename yours" in message
-    other = read_options(["--order", "shapes:5x4", "--method", "mas"])
+    other = load_config(options={"order": "shapes:5x4", "method": "mas"})
     assert "ewc" in other.methods  # the preset has options for it
     assert find_name_problems(other) == []
     assert resolve(other).method.name == "mas"

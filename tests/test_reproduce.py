@@ -1,35 +1,36 @@
-"""Ledgers: every figure of a table has a command, a verdict and a cost."""
+"""Expected results: every number of a table has a command, a verdict and a cost."""
 
 from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
-from report_runs import make_passport, make_scores
+from report_runs import make_scores
 
+from mcit.arguments import Parser
 from mcit.cli import main
-from mcit.commands.reproduce import list_commands, make_table
-from mcit.commands.sweep import read_options
-from mcit.config import ConfigError, to_yaml
+from mcit.commands.reproduce import list_commands
+from mcit.commands.run import add_options, read_config
+from mcit.config.files import to_yaml
+from mcit.errors import ConfigError
 from mcit.reports.runs import read_run
-from mcit.reproduce import ledger as ledgers
-from mcit.reproduce.cost import count_examples, describe_cost, estimate_hours
-from mcit.reproduce.ledger import (
+from mcit.reproduce import expected
+from mcit.reproduce.cells import (
     Cell,
-    find_figure,
     find_runs,
-    ledger_names,
     make_cells,
-    read_ledger,
     read_metric,
+    record,
+    tabulate,
 )
+from mcit.reproduce.cost import count_examples, describe_cost, estimate_hours
+from mcit.reproduce.expected import find_place, list_tables, read_expected
 from mcit.runner.plan import resolve
 
-PAPER = json.loads(
-    (Path(ledgers.__file__).parent.parent / "reports" / "paper_tables.json").read_text("utf-8")
-)
+PAPER = json.loads(expected.PAPER.read_text(encoding="utf-8"))
 EFCIL = {
     "cifar100": "cifar100",
     "tiny-imagenet": "tiny_imagenet",
@@ -38,120 +39,122 @@ EFCIL = {
 
 
 def cells_of(name: str, output: Path = Path("runs"), **chosen: object) -> list[Cell]:
-    return make_cells(read_ledger(name), output, read_options, **chosen)
+    return make_cells(read_expected(name), output, **chosen)
 
 
 def write_run(cell: Cell, number: int, folder: Path, a_last: float, **changes: object) -> None:
-    """A complete run of a cell's job, whose A_avg is 1 above its A_last, in any folder."""
+    """Write a complete run of a cell's job, whose A_avg is 1 above its A_last, to any folder."""
     job = cell.jobs[number]
-    plan = resolve(job.config)
-    tasks = [task.name for task in plan.tasks]
-    rows = [
-        [a_last + 1 + (t < len(tasks) - 1) / (len(tasks) - 1)] * (t + 1) for t in range(len(tasks))
-    ]
-    rows[-1] = [a_last] * len(tasks)
-    chance = [task.chance for task in plan.tasks]
+    tasks = [task.name for task in job.plan.tasks]
+    before = a_last + 1 + 1 / (len(tasks) - 1)
+    rows = [[before] * (count + 1) for count in range(len(tasks) - 1)]
+    rows.append([a_last] * len(tasks))
     scores = make_scores(
-        job.method, rows, tasks, chance, track=plan.track, seed=job.seed, **changes
+        job.method,
+        rows,
+        tasks,
+        [task.chance for task in job.plan.tasks],
+        track=job.plan.track.value,
+        seed=job.seed,
+        **changes,
     )
+    provenance = {"mcit": "0.2.0", "threads": 1, "experiment": job.plan.experiment()}
     folder.mkdir(parents=True)
     (folder / "scores.json").write_text(json.dumps(scores), encoding="utf-8")
-    (folder / "config.yaml").write_text(to_yaml(plan.config), encoding="utf-8")
-    (folder / "passport.json").write_text(json.dumps(make_passport(tasks)), encoding="utf-8")
+    (folder / "config.yaml").write_text(to_yaml(job.plan.config), encoding="utf-8")
+    (folder / "provenance.json").write_text(json.dumps(provenance), encoding="utf-8")
 
 
-# --- what the ledgers say
+# --- what the tables say
 
 
 def test_the_papers_tables_and_the_small_ones_are_there():
-    assert set(ledger_names()) == {*EFCIL, "climb", "mini", "shapes"}
+    assert set(list_tables()) == {*EFCIL, "baselines", "climb", "mini", "shapes"}
     with pytest.raises(ConfigError, match="no table 'cifar10'; did you mean 'cifar100'"):
-        read_ledger("cifar10")
+        read_expected("cifar10")
 
 
 @pytest.mark.parametrize("name", EFCIL)
-def test_every_figure_of_the_class_incremental_tables_is_in_a_cell(name):
-    """Six settings, five methods, two figures each; found here by another way than the ledger's."""
+def test_every_number_of_the_class_incremental_tables_is_in_a_cell(name):
+    """Six settings, five methods, two numbers each; found by another way than the table's."""
     cells = cells_of(name)
     assert len(cells) == 30
     for cell in cells:
         kind, length = cell.setting.split("-")
-        split = PAPER["efcil"][EFCIL[name]][cell.method][
-            {"bigstart": "big_start", "equal": "equal_split"}[kind]
-        ][length]
-        assert cell.figures == split
+        split = {"bigstart": "big_start", "equal": "equal_split"}[kind]
+        assert cell.expected == PAPER["efcil"][EFCIL[name]][cell.method][split][length]
         assert [job.seed for job in cell.jobs] == [1, 2, 3]
-        tasks = resolve(cell.jobs[0].config).tasks
+        tasks = cell.jobs[0].plan.tasks
         assert len(tasks) == int(length) + (kind == "bigstart")
-        assert tasks[-1].total == {"tiny-imagenet": 200}.get(name, 100)
+        assert tasks[-1].span.total == {"tiny-imagenet": 200}.get(name, 100)
 
 
-def test_every_figure_of_the_vision_language_table_is_in_a_cell():
+def test_every_number_of_the_vision_language_table_is_in_a_cell():
     for cell in cells_of("climb"):
-        figures = PAPER["mcit"][cell.method]
+        numbers = PAPER["mcit"][cell.method]
         order = PAPER["mcit"]["order"]
-        expected = {
-            f"a[{order[t]},{order[j]}]": v
-            for t, row in enumerate(figures["a"])
-            for j, v in enumerate(row)
-        }
-        assert cell.figures == {"A_last": figures["A_T"], **expected}
+        wanted = {"A_last": numbers["A_T"]}
+        for after, row in zip(order, numbers["a"], strict=True):
+            for task, score in zip(order, row, strict=False):
+                wanted[f"a[{after},{task}]"] = score
+        assert cell.expected == wanted
 
 
-@pytest.mark.parametrize("name", ledger_names())
-def test_every_cell_has_a_command_that_mcit_run_takes(name):
+@pytest.mark.parametrize("name", list_tables())
+def test_every_cell_has_a_command_that_mcit_run_takes(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("DIR").mkdir()
+    parser = Parser()
+    add_options(parser)
     for cell in cells_of(name, seeds=(1,)):
         (command,) = list_commands([cell])
         assert command.startswith("mcit run ")
-        config = read_options(cell.jobs[0].options)
-        assert resolve(config).method.describe()
-        assert (config.method.name, config.seed) == (cell.jobs[0].method, 1)
-        assert ("--data-root DIR" in command) == (name != "shapes")
+        (job,) = cell.jobs
+        config = read_config(parser.parse_args(job.words))
+        assert resolve(config).config == job.plan.config
+        assert job.seed == 1
+        assert ("--data-root DIR" in command) == (read_expected(name).data is not None)
 
 
 def test_strengths_are_those_of_the_release():
-    strengths = {
-        cell.method: resolve(cell.jobs[0].config).method
-        for cell in cells_of("cifar100", settings=["equal-10"])
-    }
-    assert (strengths["ewc"].strength, strengths["ewc_dr"].strength) == (1000, 10000)
-    for method in ("ewc", "ewc_dr"):
-        estimator = strengths[method].estimator
+    cells = cells_of("cifar100", settings=["equal-10"], methods=["ewc", "ewc_dr"])
+    methods = [cell.jobs[0].plan.method for cell in cells]
+    assert [method.strength for method in methods] == [1000, 10000]
+    for method in methods:
+        estimator = method.estimator
         assert (estimator.unit, estimator.mode, estimator.cap) == ("batch", "train", 1e-4)
 
 
 def test_the_tolerance_is_above_what_the_paper_differs_from_itself():
-    ledger, alone = read_ledger("cifar100"), PAPER["efcil_cifar100_seed1993_A_avg"]
-    differences = [
-        abs(
-            PAPER["efcil"]["cifar100"][method][split][str(length)]["A_avg"]
-            - alone[split][method][number]
-        )
-        for split in ("big_start", "equal_split")
-        for method in ("ewc", "ewc_dr")
-        for number, length in enumerate(alone["T"])
-    ]
-    assert 3.5 < max(differences) < ledger.tolerance
-    assert f"{max(differences):.1f} points" in ledger.tolerance_basis
+    table = read_expected("cifar100")
+    alone = PAPER["efcil_cifar100_seed1993_A_avg"]
+    differences = []
+    for split in ("big_start", "equal_split"):
+        for method in ("ewc", "ewc_dr"):
+            means = PAPER["efcil"]["cifar100"][method][split]
+            for length, score in zip(alone["T"], alone[split][method], strict=True):
+                differences.append(abs(means[str(length)]["A_avg"] - score))
+    assert 3.5 < max(differences) < table.tolerance
+    assert f"{max(differences):.1f} points" in table.tolerance_basis
 
 
 # --- cost
 
 
 def test_the_cost_counts_every_image_of_every_epoch():
-    """CIFAR-100, 50 classes then 10 tasks of 5: half of the 50,000 images 200 times, the other half 180 times."""
-    ledger = read_ledger("cifar100")
+    """Half of the 50,000 images of CIFAR-100 200 times, the other half, in 10 tasks, 180 times."""
+    table = read_expected("cifar100")
     (cell,) = cells_of("cifar100", settings=["bigstart-10"], methods=["ewc"])
-    assert count_examples(ledger, cell) == 200 * 25_000 + 180 * 25_000
-    assert estimate_hours(ledger, cell, 10) == pytest.approx(9.5e6 * 3.33e9 / 10e12 / 3600)
-    assert estimate_hours(ledger, cell, 20) == pytest.approx(estimate_hours(ledger, cell, 10) / 2)
-    text = describe_cost(ledger, [cell], 10)
+    assert count_examples(table.cost, cell) == 200 * 25_000 + 180 * 25_000
+    assert estimate_hours(table, cell, 10) == pytest.approx(9.5e6 * 3.33e9 / 10e12 / 3600)
+    assert estimate_hours(table, cell, 20) == pytest.approx(estimate_hours(table, cell, 10) / 2)
+    text = describe_cost(table, [cell], 10)
     assert text.startswith("3 runs, 3 of them still to be made; about 2.64 GPU-hours in all")
     assert "an estimate, not a measurement" in text
 
 
 def test_the_cost_of_the_vision_language_table_counts_passes():
-    ledger = read_ledger("climb")
+    table = read_expected("climb")
     cell = cells_of("climb")[0]
     passes = {
         "vqa": 443_757 * 10,
@@ -159,7 +162,7 @@ def test_the_cost_of_the_vision_language_table_counts_passes():
         "snli-ve": 529_527 * 5,
         "vcr": 4 * 212_923 * 10,
     }
-    assert count_examples(ledger, cell) == sum(passes.values())
+    assert count_examples(table.cost, cell) == sum(passes.values())
 
 
 # --- what was measured
@@ -167,15 +170,23 @@ def test_the_cost_of_the_vision_language_table_counts_passes():
 
 def test_runs_are_found_by_what_they_are_and_not_by_their_folder(tmp_path):
     (cell,) = cells_of("cifar100", settings=["equal-5"], methods=["ewc_dr"], data_root="here")
-    other = cells_of("cifar100", settings=["equal-5"], methods=["ewc"], data_root="there")[0]
+    (other,) = cells_of("cifar100", settings=["equal-5"], methods=["ewc"], data_root="there")
     assert [found.runs for found in find_runs([cell], [tmp_path])] == [()]
     write_run(cell, 0, tmp_path / "anything", a_last=48.0)
-    write_run(
-        other, 1, tmp_path / "equal-5-ewc_dr-seed2", a_last=10.0
-    )  # the name says one thing, its settings another
+    # the name of the folder says one thing, its settings another
+    write_run(other, 1, tmp_path / "equal-5-ewc_dr-seed2", a_last=10.0)
     (found,) = find_runs([cell], [tmp_path])
-    assert [run.label for run in found.runs] == ["anything"]
+    assert [run.folder.name for run in found.runs] == ["anything"]
     assert found.measured("A_last") == pytest.approx(48.0)
+    assert found.missing == list(cell.jobs[1:])
+
+
+def test_data_may_be_in_another_folder(tmp_path):
+    (here,) = cells_of("cifar100", settings=["equal-5"], methods=["ewc_dr"], data_root="here")
+    (there,) = cells_of("cifar100", settings=["equal-5"], methods=["ewc_dr"], data_root="there")
+    write_run(here, 0, tmp_path / "run", a_last=48.0)
+    (found,) = find_runs([there], [tmp_path])
+    assert len(found.runs) == 1
 
 
 def test_a_run_that_is_not_complete_does_not_count(tmp_path):
@@ -183,49 +194,36 @@ def test_a_run_that_is_not_complete_does_not_count(tmp_path):
     write_run(cell, 0, tmp_path / "run", a_last=48.0)
     path = tmp_path / "run" / "scores.json"
     scores = json.loads(path.read_text())
-    scores["matrix"].pop(), scores["seen"].pop(), scores["metrics"]["A_old"].pop()
+    for entries in (scores["matrix"], scores["seen"], scores["metrics"]["A_old"]):
+        entries.pop()
     path.write_text(json.dumps(scores))
     assert find_runs([cell], [tmp_path])[0].runs == ()
 
 
-def test_a_run_whose_settings_would_be_refused_now_is_that_of_no_cell(tmp_path):
-    """An earlier version refreshed BatchNorm's statistics in the importance pass of the release's flavour."""
+def test_a_run_that_does_not_say_what_it_is_belongs_to_no_cell(tmp_path):
     (cell,) = cells_of("mini", settings=["equal-5"], methods=["ewc"])
-    for folder in ("then", "now"):
-        write_run(cell, 0, tmp_path / folder, 20.0)
-    path = tmp_path / "then" / "config.yaml"
-    path.write_text(
-        path.read_text().replace("mode: train", "mode: train\n      update_buffers: true")
-    )
-    (found,) = find_runs([cell], [tmp_path])
-    assert [run.folder for run in found.runs] == [tmp_path / "now"]
+    write_run(cell, 0, tmp_path / "run", a_last=20.0)
+    (tmp_path / "run" / "provenance.json").unlink()
+    assert find_runs([cell], [tmp_path])[0].runs == ()
 
 
-def test_a_figure_is_met_within_the_tolerance(tmp_path):
-    ledger = read_ledger("cifar100")
-    (cell,) = cells_of(
-        "cifar100", settings=["equal-5"], methods=["ewc_dr"]
-    )  # the paper: 46.89 and 61.47
-    assert cell.judge("A_last", ledger.tolerance) == "not run"
+def test_a_number_is_met_within_the_tolerance(tmp_path):
+    table = read_expected("cifar100")
+    # the paper: 46.89 and 61.47
+    (cell,) = cells_of("cifar100", settings=["equal-5"], methods=["ewc_dr"])
+    assert cell.judge("A_last", table.tolerance) == "not run"
     write_run(cell, 0, tmp_path / "1", a_last=48.0)
     write_run(cell, 1, tmp_path / "2", a_last=50.0)
     (cell,) = find_runs([cell], [tmp_path])
     assert cell.measured("A_last") == pytest.approx(49.0)
-    assert cell.judge("A_last", ledger.tolerance) == "agrees"
-    assert cell.judge("A_avg", ledger.tolerance) == "differs"
-    table = make_table(ledger, [cell])
-    assert table.rows[0] == [
-        "equal-5",
-        "ewc_dr",
-        "A_last",
-        "46.89",
-        "49.00",
-        "+2.11",
-        "2 of 3",
-        "agrees",
-    ]
-    assert table.rows[1][-1] == "DIFFERS"
-    notes = "\n".join(table.notes)
+    assert cell.judge("A_last", table.tolerance) == "agrees"
+    assert cell.judge("A_avg", table.tolerance) == "differs"
+    shown = tabulate(table, [cell])
+    rows = [shown.texts(row) for row in shown.rows]
+    numbers = ["46.89", "49.00", "+2.11"]
+    assert rows[0] == ["equal-5", "ewc_dr", "A_last", *numbers, "2 of 3", "agrees"]
+    assert rows[1][-1] == "DIFFERS"
+    notes = "\n".join(note.text for note in shown.notes)
     for words in (
         "1 agrees, 1 differs",
         "tolerance 4 points",
@@ -245,11 +243,11 @@ def test_a_cell_of_a_matrix_is_a_metric(tmp_path):
     assert read_metric(cell.runs[0], "A_last") == 40.0
 
 
-def test_a_place_in_a_file_of_figures_is_found_or_nothing_is():
+def test_a_place_in_a_file_of_numbers_is_found_or_nothing_is():
     data = {"a": [[1.0], [2.0, 3.0]], "b": {"c": None}}
-    assert find_figure(data, "a.1.1") == 3.0
+    assert find_place(data, "a.1.1") == 3.0
     for place in ("a.2.0", "a.1.5", "b.c.d", "x"):
-        assert find_figure(data, place) is None
+        assert find_place(data, place) is None
 
 
 # --- as a command
@@ -258,10 +256,10 @@ def test_a_place_in_a_file_of_figures_is_found_or_nothing_is():
 def test_without_a_table_all_are_listed(capsys):
     assert main(["reproduce"]) == 0
     printed = capsys.readouterr().out
-    assert all(re.search(rf"^{name} ", printed, re.MULTILINE) for name in ledger_names())
+    assert all(re.search(rf"^{name} ", printed, re.MULTILINE) for name in list_tables())
 
 
-def test_a_plan_is_printed_with_cost_figures_deviations_and_commands(tmp_path, monkeypatch, capsys):
+def test_a_plan_is_printed_with_cost_numbers_deviations_and_commands(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = [
         "reproduce",
@@ -297,7 +295,7 @@ def test_a_plan_is_printed_with_cost_figures_deviations_and_commands(tmp_path, m
     [
         (["cifar100", "--only", "ewc_d"], "no method 'ewc_d'; did you mean 'ewc_dr'"),
         (["cifar100", "--setting", "equal"], "no setting 'equal'; did you mean 'equal-"),
-        (["cifar100", "--record"], "the figures of cifar100 are the paper's"),
+        (["cifar100", "--record"], "the numbers of cifar100 are the paper's"),
         (["shapes", "--record", "--only", "ewc"], "--record takes the whole table"),
         (["shapes", "--teraflops", "0"], "--teraflops must be above 0"),
         (["shapes", "--seeds", "one"], "seeds are whole numbers"),
@@ -313,18 +311,18 @@ def test_what_cannot_be_is_refused(tmp_path, monkeypatch, capsys, words, message
     assert message in capsys.readouterr().err
 
 
-def test_what_was_measured_becomes_the_figures_of_a_table_of_ours(tmp_path):
-    ledger = read_ledger("shapes")
+def test_what_was_measured_becomes_the_numbers_of_a_table_of_ours(tmp_path):
+    table = read_expected("shapes")
     cells = cells_of("shapes")
     with pytest.raises(
         ConfigError, match="nothing was recorded: equal-5 finetune, equal-5 ewc, equal-5 ewc_dr not"
     ):
-        ledgers.record(ledger, cells)
+        record(table, cells)
     for place, cell in enumerate(cells):
         for number, job in enumerate(cell.jobs):
             write_run(cell, number, tmp_path / f"{place}-{job.seed}", a_last=10 * place + job.seed)
-    data = ledgers.record(ledger, find_runs(cells, [tmp_path]))
-    found = find_figure(data, "cells.equal-5.ewc")
+    data = record(table, find_runs(cells, [tmp_path]))
+    found = find_place(data, "cells.equal-5.ewc")
     assert (found["A_last"], found["by_seed"]["A_last"]) == (
         12.0,
         {"1": 11.0, "2": 12.0, "3": 13.0},
@@ -336,17 +334,14 @@ def test_what_was_measured_becomes_the_figures_of_a_table_of_ours(tmp_path):
     assert str(tmp_path) not in json.dumps(data, allow_nan=False)
 
 
-def test_recorded_figures_are_agreed_with_at_once(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(ledgers, "PLACES", (tmp_path, ledgers.PLACES[1]))
+def test_recorded_numbers_are_agreed_with_at_once(tmp_path, monkeypatch, capsys):
+    shutil.copy(expected.TABLES / "shapes.yaml", tmp_path)
+    monkeypatch.setattr(expected, "TABLES", tmp_path)
     monkeypatch.chdir(tmp_path)
     for place, cell in enumerate(cells_of("shapes")):
         for number, job in enumerate(cell.jobs):
-            write_run(
-                cell,
-                number,
-                tmp_path / "runs" / f"{place}-{job.seed}",
-                a_last=10 * place + job.seed,
-            )
+            folder = tmp_path / "runs" / f"{place}-{job.seed}"
+            write_run(cell, number, folder, a_last=10 * place + job.seed)
     assert main(["reproduce", "shapes", "--output", "runs", "--record"]) == 0
     assert "9 agrees" in capsys.readouterr().out
     data = json.loads((tmp_path / "shapes.json").read_text())
@@ -355,19 +350,18 @@ def test_recorded_figures_are_agreed_with_at_once(tmp_path, monkeypatch, capsys)
     assert main(["reproduce", "shapes", "--output", "runs"]) == 1
     printed = capsys.readouterr().out
     assert "8 agrees, 1 differs" in printed
-    assert "9 runs, 0 of them still to be made; about 0.175 hours in all" in printed  # 70 s each
+    # 70 s each
+    assert "9 runs, 0 of them still to be made; about 0.175 hours in all" in printed
 
 
-@pytest.mark.parametrize("name", ledger_names())
+@pytest.mark.parametrize("name", list_tables())
 def test_what_a_row_sets_by_setting_is_set_there(name):
-    ledger = read_ledger(name)
-    for row, options in ledger.methods.items():
-        assert set(options.set_by_setting) <= set(ledger.settings)
-        for setting, changes in options.set_by_setting.items():
-            words = ledgers.make_options(ledger, setting, row, None)
-            assert words[-2 * len(changes) :] == tuple(
-                word for change in changes for word in ("--set", change)
-            )
+    table = read_expected(name)
+    for method, row in table.methods.items():
+        assert set(row.set_by_setting) <= set(table.settings)
+        for setting, assignments in row.set_by_setting.items():
+            options = table.options_of(setting, method, 1)
+            assert options.assignments == (*row.set, *assignments)
 
 
 def test_a_metric_of_every_task_counts_as_its_mean(tmp_path):
@@ -377,7 +371,7 @@ def test_a_metric_of_every_task_counts_as_its_mean(tmp_path):
     assert read_metric(run, "A_new") == pytest.approx(sum(run.metrics["A_new"]) / len(run.tasks))
 
 
-@pytest.mark.parametrize("name", ledger_names())
+@pytest.mark.parametrize("name", list_tables())
 def test_a_setting_is_a_configuration_or_an_order(name):
-    for setting in read_ledger(name).settings.values():
+    for setting in read_expected(name).settings.values():
         assert (setting.config is None) != (setting.order is None)

@@ -1,4 +1,4 @@
-"""A run that was killed and gone on with ends with the same bits as one that was not."""
+"""A run that was killed and resumed ends with the same bits as one that was not."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import signal
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -18,19 +18,24 @@ from killing import (
     assert_same_end,
     kill_until_finished,
     read_scores,
+    read_weights,
     start,
     stop_after,
 )
-from tiny_run import configure, write_world
+from tiny_run import assert_identical, configure, resolve, write_world
 
-from mcit.checkpoint import CheckpointError, list_checkpoints, read_checkpoint
-from mcit.config import CheckpointConfig
+from mcit.checkpoint import CheckpointError, list_checkpoints, read_checkpoint, read_state
+from mcit.config.options import Kind, list_options
+from mcit.config.schema import CheckpointConfig, RunConfig
+from mcit.errors import DivergedError, FolderError
+from mcit.methods.finetune import Finetune
 from mcit.models.learner import Learner
-from mcit.registry import method_names
+from mcit.registry import METHOD, list_names
+from mcit.runner.checkpointer import Checkpointer
 from mcit.runner.interruption import Interrupted, Interruption
-from mcit.runner.keeper import Keeper
-from mcit.runner.run_folder import FolderError, RunLog, find_newest, lock_folder
-from mcit.training import DivergedError, Trainer
+from mcit.runner.run_folder import RunLog, find_newest, lock_folder
+from mcit.sequence import run as run_sequence
+from mcit.training.trainer import Trainer
 
 OPTIONS = {
     "replay": {"method__fraction": 0.3, "method__frequency": 2},
@@ -72,13 +77,17 @@ def check_kills(clock, config, folder, kills=3, seed=0):
     return places
 
 
-@pytest.mark.parametrize("method", [name for name in method_names() if name not in NOT_ON_PAIRS])
+@pytest.mark.parametrize(
+    "method", [name for name in list_names(METHOD) if name not in NOT_ON_PAIRS]
+)
 def test_a_killed_run_ends_as_if_it_had_not_been_on_pairs(clock, world, tmp_path, method):
     config = configure_method("vcr,nlvr2", method, world)
     assert check_kills(clock, config, tmp_path)
 
 
-@pytest.mark.parametrize("method", [name for name in method_names() if name not in NOT_ON_SHAPES])
+@pytest.mark.parametrize(
+    "method", [name for name in list_names(METHOD) if name not in NOT_ON_SHAPES]
+)
 def test_a_killed_run_ends_as_if_it_had_not_been_where_one_head_grows(clock, tmp_path, method):
     three = method in ("ewc", "si", "replay")  # what is held is merged once there are three
     order, classes = ("shapes:3x2", 6) if three else ("shapes:2x2", 4)
@@ -214,7 +223,8 @@ def test_a_signal_outside_of_steps_stops_at_once_and_loses_nothing(tmp_path, mon
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory):
-    """A run on shapes that was stopped in its second task, its configuration, and the same run not stopped."""
+    """A run on shapes that was stopped in its second task, its configuration, and the same run not
+    stopped."""
     folder = tmp_path_factory.mktemp("stopped")
     config = configure_method("shapes:2x2", "ewc", tasks__shapes__classes=4)
     stop_after(7, config, folder / "run")
@@ -233,16 +243,22 @@ def test_a_resumed_run_says_where_it_goes_on_and_notes_it(stopped, run):
     said = []
     start(stopped[1], run, said.append, resume=True)
     assert said[0] == "resumed after 3 of 4 steps of shapes[2-3] (task 2 of 2)"
-    passport = json.loads((run / "passport.json").read_text())
-    assert [entry["from"] for entry in passport["resumed"]] == [
+    provenance = json.loads((run / "provenance.json").read_text())
+    assert [entry["from"] for entry in provenance["resumed"]] == [
         "after 3 of 4 steps of shapes[2-3] (task 2 of 2)"
     ]
-    assert passport["config"]["method"]["name"] == "ewc"
+    assert provenance["config"]["method"]["name"] == "ewc"
     assert_same_end(run, stopped[0] / "whole")
 
 
+def test_a_run_stopped_inside_a_later_task_resumes_with_a_stage_cache(stopped, run, tmp_path):
+    folder, config = stopped
+    start(config, run, resume=True, cache=tmp_path / "cache")
+    assert_same_end(run, folder / "whole")
+
+
 def test_time_adds_up_over_the_parts_of_a_run(stopped, run):
-    before = json.loads((find_newest(run) / "state.json").read_text())["result"]["cost"]
+    before = read_state(find_newest(run)).result["cost"]
     result = start(stopped[1], run, resume=True)
     assert before["fit_seconds"] > 0
     assert result.cost["fit_seconds"] > before["fit_seconds"]
@@ -267,9 +283,17 @@ def test_a_damaged_checkpoint_is_told_of_and_the_one_before_is_taken(stopped, ru
 def test_a_run_without_a_whole_checkpoint_is_not_begun_anew_in_silence(stopped, run):
     for path in list_checkpoints(run / "checkpoints"):
         (path / "state.json").unlink()
-    with pytest.raises(FolderError, match="no whole checkpoint is left"):
+    with pytest.raises(
+        FolderError, match=r"every checkpoint in .* is damaged; start again with --overwrite"
+    ):
         start(stopped[1], run, resume=True)
     assert (run / "scores.json").is_file()
+
+
+def list_times(folder):
+    """When each file was changed; a lock is taken in any case."""
+    files = [path for path in folder.rglob("*") if path.name not in (".lock", ".lock.pid")]
+    return {path: path.stat().st_mtime_ns for path in files}
 
 
 @pytest.mark.parametrize(
@@ -278,63 +302,175 @@ def test_a_run_without_a_whole_checkpoint_is_not_begun_anew_in_silence(stopped, 
         ({"seed": 2}, "seed: 1 -> 2"),
         ({"method__strength": 3.0}, "method.strength: 10.0 -> 3.0"),
         ({"training__accumulate": 2}, "training.accumulate: 1 -> 2"),
+        # workers draw the augmentation from random states of their own
+        ({"training__workers": 1}, "training.workers: 0 -> 1"),
         (
             {"tasks__shapes__recipe__learning_rate": 0.3},
-            "tasks.shapes.recipe.learning_rate: 0.01 -> 0.3",
+            "tasks.shapes[0-1].recipe.learning_rate: 0.01 -> 0.3",
         ),
     ],
 )
 def test_another_configuration_is_refused_with_the_differences(run, changes, words):
-    before = {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.name != ".lock"}
+    before = list_times(run)
     other = configure_method("shapes:2x2", "ewc", **{"tasks__shapes__classes": 4, **changes})
     with pytest.raises(FolderError) as caught:
         start(other, run, resume=True)
     assert words in str(caught.value)
-    assert {
-        path: path.stat().st_mtime_ns for path in run.rglob("*") if path.name != ".lock"
-    } == before
+    assert list_times(run) == before
 
 
-def test_how_often_it_is_saved_may_change(stopped, run):
-    config = replace(stopped[1], checkpoint=CheckpointConfig(every_steps=1, keep=1))
-    start(config, run, resume=True)
-    assert_same_end(run, stopped[0] / "whole")
+def find_as(run, **changes):
+    """Look for the checkpoint to resume from as a run would whose identity differs; return what is
+    said."""
+    newest = read_state(find_newest(run))
+    names = ("experiment", "data", "launch", "origin", "provenance")
+    identity = {name: {**getattr(newest, name), **changes.get(name, {})} for name in names}
+    said = []
+    assert Checkpointer(run, CheckpointConfig(), identity).find(said.append) is not None
+    return said
 
 
-@pytest.mark.parametrize("key", ["processes", "precision"])
-def test_other_processes_or_precision_are_refused(stopped, run, key):
-    path = find_newest(run)
-    state = json.loads((path / "state.json").read_text())
-    other = {"processes": 2, "precision": "bf16"}[key]
-    keeper = Keeper(run, CheckpointConfig(), {**state["identity"], key: other}, state["origin"])
-    with pytest.raises(FolderError, match=rf'{key}.*: .* -> (2|"bf16")'):
-        keeper.find(lambda line: None)
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"processes": 2}, r"launch\.processes: 1 -> 2"),
+        ({"precision": "bf16"}, r'launch\.precision: "no" -> "bf16"'),
+    ],
+)
+def test_other_processes_or_precision_are_refused(run, changes, words):
+    with pytest.raises(FolderError, match=words):
+        find_as(run, launch=changes)
 
 
-def test_other_data_are_refused_by_the_part_that_differs(stopped, run):
-    state = json.loads((find_newest(run) / "state.json").read_text())
-    identity = state["identity"]
-    identity["data"]["shapes[0-1]"]["train images"]["content"] = "abc"
-    keeper = Keeper(run, CheckpointConfig(), identity, state["origin"])
+def test_other_data_are_refused_by_the_part_that_differs(run):
+    parts = dict(read_state(find_newest(run)).data["shapes[0-1]"])
+    parts["train images"] = {"content": "abc", "times": ""}
     with pytest.raises(
         FolderError,
-        match=r"was begun with other data .*:\n  - shapes\[0-1\]: train images differ\nput",
+        match=r"was begun with other data .*:\n  - shapes\[0-1\]: train images differ\n",
     ):
-        keeper.find(lambda line: None)
+        find_as(run, data={"shapes[0-1]": parts})
 
 
-def test_other_software_is_told_of(stopped, run):
-    state = json.loads((find_newest(run) / "state.json").read_text())
-    said = []
-    keeper = Keeper(run, CheckpointConfig(), state["identity"], {**state["origin"], "torch": "9.9"})
-    assert keeper.find(said.append) is not None
-    assert "written by other software" in said[0]
-    assert "9.9" in said[0]
+def test_other_software_is_named_in_a_warning(run):
+    (line,) = find_as(run, origin={"torch": "9.9"})
+    assert "written by other software" in line
+    assert "9.9" in line
+
+
+# What may change
+
+# of kind SPEED or PLACE: a value other than that of the run
+OTHER_PLACES = {
+    "training.log_every": 1,
+    "checkpoint.every_steps": 1,
+    "checkpoint.every_minutes": 5.0,
+    "checkpoint.keep": 1,
+    "checkpoint.importance": False,
+    "data_root": "elsewhere",
+    "single": "single",
+    "tracker": "tensorboard",
+    "output": "elsewhere",
+}
+
+
+def list_kinds(*kinds):
+    return {option.name for option in list_options(RunConfig) if option.kind in kinds}
+
+
+def configure_stopped(**changes):
+    """The configuration of the stopped run with some options changed."""
+    options = {name.replace(".", "__"): value for name, value in changes.items()}
+    return configure_method("shapes:2x2", "ewc", **{"tasks__shapes__classes": 4, **options})
+
+
+def test_every_option_that_only_says_how_fast_or_where_is_among_these():
+    assert set(OTHER_PLACES) == list_kinds(Kind.SPEED, Kind.PLACE)
+
+
+@pytest.mark.parametrize("name", OTHER_PLACES)
+def test_an_option_of_speed_or_place_may_change_and_results_are_the_same_bits(
+    stopped, run, tmp_path, monkeypatch, name
+):
+    monkeypatch.chdir(tmp_path)
+    Path("elsewhere").mkdir()
+    single = {"tasks": ["shapes[0-1]"], "chance": [50.0], "matrix": [[90.0]], "method": "single"}
+    Path("single").mkdir()
+    Path("single/scores.json").write_text(json.dumps(single))
+    start(configure_stopped(**{name: OTHER_PLACES[name]}), run, resume=True)
+    found, expected = (read_scores(folder) for folder in (run, stopped[0] / "whole"))
+    for part in ("matrix", "seen", "details", "stiffness"):
+        assert found[part] == expected[part]
+    assert_identical(read_weights(run), read_weights(stopped[0] / "whole"))
+
+
+def test_options_of_rounding_are_those_that_change_the_last_digits():
+    assert list_kinds(Kind.ROUNDING) == {
+        "model.gradient_checkpointing",
+        "model.channels_last",
+        "training.eval_batch_size",
+    }
+
+
+@pytest.mark.parametrize(
+    "changes", [{"training.eval_batch_size": 7}, {"model.channels_last": True}]
+)
+def test_an_option_of_rounding_may_change_and_the_change_is_recorded(stopped, run, changes):
+    start(configure_stopped(**changes), run, resume=True)
+    (resumption,) = json.loads((run / "provenance.json").read_text())["resumed"]
+    ((name, value),) = changes.items()
+    before = {"training.eval_batch_size": "not given", "model.channels_last": "false"}[name]
+    assert resumption["changed"] == [f"{name}: {before} -> {json.dumps(value)}"]
+    found, expected = (read_scores(folder)["matrix"] for folder in (run, stopped[0] / "whole"))
+    # ten images of each of two classes: at most one falls on the other side
+    for row, other in zip(found, expected, strict=True):
+        assert row == pytest.approx(other, abs=5.0)
+
+
+# What a method is asked
+
+
+@dataclass
+class Recorder(Finetune):
+    """Finetuning that notes which hooks are called."""
+
+    calls: list = field(default_factory=list, init=False)
+
+    def begin_task(self, stage):
+        self.calls.append(("begin_task", stage.index))
+        return super().begin_task(stage)
+
+    def restore(self, stage, state):
+        self.calls.append(("restore", stage.index))
+        super().restore(stage, state)
+
+
+@pytest.mark.parametrize(
+    ("steps", "newest", "calls"),
+    [
+        (3, "00-fit-00000003", [("restore", 0), ("begin_task", 1)]),
+        # the fourth step is the last of the first task
+        (4, "00-fitted", [("restore", 0), ("begin_task", 1)]),
+        (7, "01-fit-00000003", [("restore", 1)]),
+    ],
+)
+def test_a_method_is_restored_once_and_begins_no_task_that_was_begun(
+    tmp_path, steps, newest, calls
+):
+    config = configure_method("shapes:2x2", "finetune", tasks__shapes__classes=4)
+    stop_after(steps, config, tmp_path)
+    assert find_newest(tmp_path).name == newest
+    plan = replace(resolve(config), method=Recorder())
+    run_sequence(plan, tmp_path, resume=True, progress=False, say=lambda line: None)
+    assert plan.method.calls == calls
+
+
+# Folders
 
 
 def test_a_checkpoint_of_another_version_is_refused_and_kept(stopped, run, monkeypatch):
-    monkeypatch.setattr("mcit.checkpoint.FORMAT", "mcit checkpoint 2")
-    with pytest.raises(CheckpointError, match="go on with the version that wrote it"):
+    monkeypatch.setattr("mcit.checkpoint.FORMAT", "mcit checkpoint 3")
+    with pytest.raises(CheckpointError, match="resume with the version that wrote it"):
         start(stopped[1], run, resume=True)
     assert len(list_checkpoints(run / "checkpoints")) == 2
 
@@ -342,7 +478,7 @@ def test_a_checkpoint_of_another_version_is_refused_and_kept(stopped, run, monke
 def test_two_runs_in_one_folder_are_refused(stopped, run):
     with (
         lock_folder(run),
-        pytest.raises(FolderError, match=f"is in use by another run .process {os.getpid()}"),
+        pytest.raises(FolderError, match=f"is in use by another run .*process {os.getpid()}"),
     ):
         start(stopped[1], run, resume=True)
     start(stopped[1], run, resume=True)  # the lock has gone with its holder
@@ -398,7 +534,7 @@ def test_what_a_checkpoint_counts_on_is_on_the_disk_before_it(tmp_path, monkeypa
     for name in (
         "log.jsonl",
         "scores.json.tmp",
-        "passport.json.tmp",
+        "provenance.json.tmp",
         "importance/01-shapes[0-1].safetensors",
     ):
         assert str(tmp_path / "run" / name) in flushed[:first]
@@ -406,7 +542,8 @@ def test_what_a_checkpoint_counts_on_is_on_the_disk_before_it(tmp_path, monkeypa
 
 def test_a_log_on_a_full_disk_says_how_to_go_on():
     with pytest.raises(
-        FolderError, match=r"/dev/full could not be written: No space left .* go on with --resume"
+        FolderError,
+        match=r"/dev/full could not be written: No space left .* continue with --resume",
     ):
         RunLog(Path("/dev/full"))({"event": "step"})
 
@@ -436,20 +573,20 @@ def test_a_diverged_run_names_stiffness_and_the_last_good_checkpoint(tmp_path):
         str(path) for path in list_checkpoints(tmp_path / "checkpoints")
     )
     assert len(read_scores(tmp_path)["matrix"]) == 1
-    weights = read_checkpoint(find_newest(tmp_path)).parts["learner"]
+    weights = read_checkpoint(find_newest(tmp_path)).learner.tensors
     assert all(bool(tensor.isfinite().all()) for tensor in weights.values())
 
 
 def test_an_infinite_gradient_is_seen_without_clipping_and_never_saved(tmp_path, monkeypatch):
     finish = Trainer._finish_step
 
-    def spoil(trainer, stage, method, optimizer, task, step):
-        if step.number == 1:
-            next(stage.learner.encoder.parameters()).grad[0].fill_(torch.inf)
-        finish(trainer, stage, method, optimizer, task, step)
+    def spoil(trainer, work):
+        if work.step.number == 1:
+            next(work.stage.learner.encoder.parameters()).grad[0].fill_(torch.inf)
+        finish(trainer, work)
 
     monkeypatch.setattr(Trainer, "_finish_step", spoil)
-    for every, words in ((1, "the gradient is"), (50, "is nan|no numbers")):
+    for every, words in ((1, "the gradient is"), (50, "is nan|not finite")):
         config = configure_method(
             "shapes:2x2", "finetune", tasks__shapes__classes=4, training__log_every=every
         )

@@ -1,4 +1,4 @@
-"""Resuming as a user does: the options of `mcit run`, its messages and exit codes, and processes that are killed."""
+"""Resuming as a user does: options of `mcit run`, its messages and exit codes, killed processes."""
 
 from __future__ import annotations
 
@@ -11,27 +11,22 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 from killing import assert_same_end, read_events
-from tiny_run import configure, write_world
+from tiny_run import configure, resolve, write_world
 
 from mcit.cli import main
 from mcit.commands import run as command
-from mcit.config import to_dict, to_yaml
+from mcit.config.files import to_yaml
+from mcit.config.parse import to_dict
+from mcit.errors import FolderError
 from mcit.runner.interruption import explain_resumption
-from mcit.runner.run_folder import (
-    FILES,
-    FolderError,
-    find_newest,
-    find_resumable,
-    list_numbered,
-    read_command,
-)
-from mcit.training import Trainer
+from mcit.runner.plan import Plan
+from mcit.runner.run_folder import FILES, choose_output, find_newest, read_command
+from mcit.training.trainer import Trainer
 
 SHAPES = {
     "tasks__shapes__classes": 2,
@@ -98,7 +93,7 @@ def test_an_interrupted_command_goes_on_with_resume_and_is_finished_then(
     start(runs, "shapes", code=75)
     output, message = Path("runs/shapes-2x1-ewc-seed1"), capsys.readouterr().err
     assert f"mcit: interrupted, saved as {output}/checkpoints/01-fit-00000002" in message
-    assert f"to go on: mcit run --resume --output {output}\n" in message
+    assert f"to resume: mcit run --resume --output {output}\n" in message
     start(runs, "shapes", "--resume")
     assert "resumed after 2 of 7 steps of shapes[1-1] (task 2 of 2)" in capsys.readouterr().out
     assert_same_end(output, runs / "shapes")
@@ -117,11 +112,9 @@ def test_a_folder_alone_is_enough_and_other_options_are_refused(runs, somewhere,
     resume = ["run", "--resume", "--output", "mine", "--quiet"]
     assert main([*resume, "--seed", "7", "--set", "method.strength=3"]) == 2
     message = capsys.readouterr().err
-    assert (
-        "mine holds another run; what is asked for now differs from it (there -> now):" in message
-    )
+    assert "mine holds another run; what is asked for differs from it (there -> now):" in message
     assert "  - seed: 1 -> 7" in message
-    assert "  - method.strength: 10.0 -> 3" in message
+    assert "  - method.strength: 10.0 -> 3.0" in message
     assert main([*resume, "--set", "checkpoint.every_steps=50"]) == 0
     assert_same_end(somewhere / "mine", runs / "shapes")
 
@@ -135,23 +128,21 @@ def test_resume_where_nothing_is_says_so_and_begins(runs, somewhere, interrupt, 
 
 def test_resume_and_overwrite_exclude_each_other(runs, capsys):
     start(runs, "shapes", "--resume", "--overwrite", code=2)
-    assert "say one of them" in capsys.readouterr().err
+    assert (
+        "--resume continues a run, --overwrite discards it: pass only one"
+    ) in capsys.readouterr().err
 
 
 def test_an_interruption_before_anything_was_saved_is_said(runs, somewhere, monkeypatch, capsys):
-    monkeypatch.setattr(
-        "mcit.sequence.build_learner", lambda plan: signal.raise_signal(signal.SIGTERM)
-    )
+    monkeypatch.setattr(Plan, "build_learner", lambda plan: signal.raise_signal(signal.SIGTERM))
     start(runs, "shapes", "--output", "early", code=75)
     message = capsys.readouterr().err
     assert (
-        "mcit: interrupted, before anything was saved\nto go on: the same command again" in message
+        "mcit: interrupted, before anything was saved\nto resume: the same command again" in message
     )
     monkeypatch.undo()
     assert main(["run", "--resume", "--output", "early"]) == 2
-    assert (
-        "early holds no run to go on with; give the --order of a new one" in capsys.readouterr().err
-    )
+    assert "nothing to resume in early; pass --order to start a run" in capsys.readouterr().err
 
 
 def test_several_processes_are_told_to_be_launched_again(tmp_path):
@@ -165,7 +156,7 @@ def test_a_report_that_was_cut_off_is_written_by_resume(runs, somewhere, monkeyp
     def cut(*arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("mcit.reports.report.write_html", cut)
+    monkeypatch.setattr("mcit.reports.report.make_page", cut)
     start(runs, "shapes", "--output", "mine", code=130)
     monkeypatch.undo()
     monkeypatch.chdir(somewhere)
@@ -178,7 +169,7 @@ def test_a_report_that_was_cut_off_is_written_by_resume(runs, somewhere, monkeyp
 @pytest.mark.parametrize("begun", [["mcit", "run"], ["run_sequence.py"]])
 def test_the_report_of_a_resumed_run_names_the_command_that_it_was_begun_with(tmp_path, begun):
     assert read_command(tmp_path, "mcit run --resume") == "mcit run --resume"
-    (tmp_path / "passport.json").write_text(
+    (tmp_path / "provenance.json").write_text(
         json.dumps({"command": [*begun, "--order", "shapes:5x4"]})
     )
     assert read_command(tmp_path, "mcit run --resume") == "mcit run --order shapes:5x4"
@@ -200,30 +191,41 @@ def test_a_run_is_not_given_up_for_one_that_cannot_be(runs, somewhere, capsys):
 # Which run it is
 
 
-def make_run(folder: Path, config, done: bool) -> None:
+def make_run(folder: Path, plan: Plan, done: bool) -> None:
     folder.mkdir(parents=True)
-    (folder / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
+    provenance = {"experiment": plan.experiment()}
+    (folder / "provenance.json").write_text(json.dumps(provenance), encoding="utf-8")
     scores = {"tasks": ["one", "two"], "matrix": [[1.0], [1.0, 2.0]] if done else [[1.0]]}
     (folder / "scores.json").write_text(json.dumps(scores), encoding="utf-8")
 
 
-def test_the_newest_unfinished_run_of_the_same_configuration_goes_on(tmp_path):
-    config = configure("shapes:2x1", "ewc", **SHAPES)
-    other = replace(config, seed=9)
-    base = tmp_path / "run"
-    assert find_resumable(list_numbered(base), config) is None
-    for number, (found, done) in enumerate(
-        [(config, True), (config, False), (config, True), (other, False)], start=1
+def test_the_newest_unfinished_run_of_the_same_experiment_is_resumed(somewhere, capsys):
+    plan = resolve(configure("shapes:2x1", "ewc", method__strength=10.0, **SHAPES))
+    other = resolve(configure("shapes:2x1", "ewc", method__strength=3.0, **SHAPES))
+    base = Path("runs/shapes-2x1-ewc-seed1")
+    places = [base, *(base.with_name(f"{base.name}-{number}") for number in (2, 3, 4, 5))]
+
+    def choose(wanted: Plan) -> tuple[Path, bool]:
+        return choose_output(wanted, overwrite=False, resume=True)
+
+    assert choose(plan) == (places[0], False)
+    make_run(places[0], plan, done=True)
+    # what is finished is in nobody's way
+    assert choose(other) == (places[1], False)
+    make_run(places[1], plan, done=False)
+    with pytest.raises(
+        FolderError, match=r"-2 holds another run.*\n.* - method.strength: 10.0 -> 3.0"
     ):
-        make_run(base if number == 1 else tmp_path / f"run-{number}", found, done)
-    folders = list_numbered(base)
-    assert [folder.name for folder in folders] == ["run", "run-2", "run-3", "run-4"]
-    assert find_resumable(folders, config) == tmp_path / "run-2"
-    assert find_resumable(folders[2:], config) == tmp_path / "run-3"  # finished, and will say so
-    assert find_resumable(folders, other) == tmp_path / "run-4"
-    assert find_resumable(folders[:1], other) is None  # what is finished is in nobody's way
-    with pytest.raises(FolderError, match="seed: 9 -> 1"):
-        find_resumable(folders[3:], config)
+        choose(other)
+    make_run(places[2], plan, done=True)
+    make_run(places[3], other, done=False)
+    assert choose(plan) == (places[1], True)
+    assert choose(other) == (places[3], True)
+    shutil.rmtree(places[1])
+    places[2].rename(places[1])
+    places[3].rename(places[2])
+    # finished, and will say so
+    assert choose(plan) == (places[1], True)
 
 
 def test_what_is_cleared_is_what_was_written():
@@ -275,7 +277,8 @@ def test_two_processes_stop_together_and_go_on_to_the_same_bits(somewhere):
 
 
 def press_ctrl_c(words: list[str], output: Path) -> tuple[str, int]:
-    """Start a program on a terminal, and press Ctrl-C once it has a checkpoint; what is shown, and how it ends."""
+    """Start a program on a terminal, and press Ctrl-C once it has a checkpoint; what is shown, and
+    how it ends."""
     process, terminal = pty.fork()
     if process == 0:
         os.execv(words[0], words)
@@ -310,10 +313,10 @@ def test_ctrl_c_under_accelerate_launch_saves_and_shows_no_traceback(runs, somew
     shown, code = press_ctrl_c(words, Path("run"))
     assert "Traceback" not in shown, shown
     assert "mcit: accelerate launch ends; process" in shown
-    assert "to go on: mcit run --resume --output run" in shown
+    assert "to resume: mcit run --resume --output run" in shown
     assert code == -signal.SIGTERM  # the launcher passes no code on; a shell calls this 143
-    passport = json.loads(Path("run/passport.json").read_text(encoding="utf-8"))
-    assert passport["command"] == ["python", *words[1:]]
+    provenance = json.loads(Path("run/provenance.json").read_text(encoding="utf-8"))
+    assert provenance["command"] == ["python", *words[1:]]
 
 
 @pytest.mark.slow
@@ -347,10 +350,10 @@ def test_when_a_process_is_killed_another_says_how_to_go_on(runs, somewhere, kil
     _, message = launched.communicate()
     assert launched.returncode == 1
     assert (
-        "mcit: stopped by the error above, as when another process is killed, saved as run/checkpoints/"
-        in message
+        "mcit: stopped by the error above, as when another process is killed, saved as "
+        "run/checkpoints/" in message
     )
-    assert "to go on: launch 2 processes as before, with --resume --output run" in message
+    assert "to resume: launch 2 processes as before, with --resume --output run" in message
 
 
 @pytest.mark.slow
@@ -361,6 +364,6 @@ def test_a_process_that_is_asked_to_end_saves_and_returns_75(runs, somewhere):
     _, message = process.communicate()
     assert process.returncode == 75, message
     assert "mcit: interrupted, saved as run/checkpoints/" in message
-    assert "to go on: mcit run --resume --output run" in message
+    assert "to resume: mcit run --resume --output run" in message
     start(runs, "shapes", "--resume", "--output", "run")
     assert_same_end(somewhere / "run", runs / "shapes")

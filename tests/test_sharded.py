@@ -1,4 +1,4 @@
-"""Sharded by FSDP2 over two processes, or whole in one: the same importance, the same weights, the same numbers."""
+"""Sharded by FSDP2 over two processes, or whole in one: the same importance and weights."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from mcit.consolidation import ConsolidationManager, PathIntegral
+from mcit.consolidation import ConsolidationManager
 from mcit.importance import Importance, measure_importance
-from mcit.parallel.sharded import whole
+from mcit.parallel.sharded import full
+from mcit.path_integral import PathIntegral
 
 ESTIMATORS = {
     **{
@@ -66,13 +67,14 @@ def take_step(model: nn.Module, task: int, rank: int, world: int, outputs: int =
     model.zero_grad()
     nn.functional.cross_entropy(model(x[rank::world]), y[rank::world]).backward()
     for parameter in model.parameters():
-        if world > 1 and not hasattr(parameter, "device_mesh"):  # left out of the sharding
+        # left out of the sharding
+        if world > 1 and not hasattr(parameter, "device_mesh"):
             torch.distributed.all_reduce(parameter.grad)
             parameter.grad /= world
 
 
 def gather(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {f"{prefix}/{name}": whole(tensor.detach()).double() for name, tensor in tensors.items()}
+    return {f"{prefix}/{name}": full(tensor.detach()).double() for name, tensor in tensors.items()}
 
 
 def measure_all(shard: bool) -> dict[str, Tensor]:
@@ -145,13 +147,14 @@ def grow_spared_head(shard: bool, rank: int, world: int) -> dict[str, Tensor]:
     """A head that is left out of the sharding gains rows, as any tensor may."""
     model = build(shard=shard, spare_head=True)
     manager = ConsolidationManager(model.named_parameters(), STRENGTH)
-    manager.consolidate({name: whole(p.detach()).abs() for name, p in model.named_parameters()})
+    manager.consolidate({name: full(p.detach()).abs() for name, p in model.named_parameters()})
     head = nn.Linear(7, 5)
     torch.manual_seed(1)
     with torch.no_grad():
         head.weight.normal_()
         head.bias.normal_()
-        head.weight[:3], head.bias[:3] = model[3].weight + 0.1, model[3].bias + 0.1
+        head.weight[:3] = model[3].weight + 0.1
+        head.bias[:3] = model[3].bias + 0.1
     model[3] = head
     manager.track(model.named_parameters())
     take_step(model, 1, rank, world, outputs=5)
@@ -185,7 +188,8 @@ def collect_refusals(rank: int, folder: Path) -> dict[str, object]:
     notes: dict[str, object] = {"bytes": manager.bytes_held()}
     Importance(manager.importance).save(folder / "sharded importance.safetensors")
     wrong = {**importance, "0.weight": importance["0.weight"].clone()}
-    wrong["0.weight"][-1, -1] = torch.nan  # which the second process holds
+    # which the second process holds
+    wrong["0.weight"][-1, -1] = torch.nan
     grown = build(outputs=5, shard=True)
     flat = FullyShardedDataParallel(build(), device_id=torch.device("cpu"))
     for case, attempt in {
@@ -285,4 +289,5 @@ def test_parameters_that_fsdp1_has_flattened_are_refused(sharded):
 def test_each_process_holds_its_own_part_only(sharded):
     held = [json.loads((sharded / f"{rank}.json").read_text())["bytes"] for rank in range(2)]
     assert sum(held) == 8 * sum(parameter.numel() for parameter in build().parameters())
-    assert abs(held[0] - held[1]) <= 8 * (5 + 7 + 4)  # a row more of each tensor
+    # a row more of each tensor
+    assert abs(held[0] - held[1]) <= 8 * (5 + 7 + 4)

@@ -1,12 +1,14 @@
-"""Methods are compared like with like: strength 0 is finetuning, and no strength is chosen by nobody."""
+"""Methods are compared like with like: strength 0 is finetuning, and no strength is chosen by
+nobody."""
 
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import fields, replace
 from pathlib import Path
 
-import numpy
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -23,29 +25,34 @@ from tiny_run import (
 )
 from torch import nn
 
-from mcit import sequence
-from mcit.cli import _parser, main
-from mcit.commands.run import read_config
-from mcit.commands.sweep import read_options
-from mcit.config import ConfigError, RunConfig, parse, read_yaml
+from mcit.cli import main
+from mcit.config.files import load_config, read_yaml
+from mcit.config.parse import parse
+from mcit.config.schema import RunConfig
+from mcit.consolidating import ConsolidatingMethod, TaskForward
 from mcit.data.splits import order_classes
+from mcit.errors import ConfigError
+from mcit.estimator import Estimator
 from mcit.importance import measure_importance
+from mcit.method import Outcome
 from mcit.methods.ewc import Ewc
 from mcit.methods.finetune import Finetune
 from mcit.methods.lwf import Lwf
 from mcit.models.learner import Learner
-from mcit.registry import find_method, method_names
+from mcit.registry import METHOD, find_method, list_names
 from mcit.runner.plan import resolve
-from mcit.sweeps.grid import Grid, MethodGrid, plan_jobs
+from mcit.sweeps.grid import Grid, MethodGrid
+from mcit.sweeps.jobs import plan_jobs
 
 ROOT = Path(__file__).parent.parent
 STRONG = [
     name
-    for name in method_names()
+    for name in list_names(METHOD)
     if "strength" in {field.name for field in fields(find_method(name))}
 ]
-CLASSES_ONLY = ("lwf",)  # what the tasks of its track must be like
-# Every configuration that ships, and how it is read: the names of what is learned, and only sizes made small.
+# distills the old outputs of one head that widens
+CLASSES_ONLY = ("lwf",)
+# every configuration that ships, and how it is read: as it is, with sizes made small
 VISION_LANGUAGE = ("embedded", "climb")
 CLASS_INCREMENTAL = ("release", "exact", "cifar100-mini")
 PARTS = [
@@ -64,21 +71,15 @@ PAIRS = [
 ]
 
 
-def config_of(*argv: str, changes: list[str] | None = None) -> RunConfig:
-    """The configuration that a command line stands for."""
-    changed = [word for change in changes or [] for word in ("--set", change)]
-    return read_config(_parser().parse_args(["run", *argv, *changed]))
-
-
 def write_cifar(folder: Path, classes: int, each: int) -> None:
     """The first classes of the usual order as folders of images."""
-    draw = numpy.random.default_rng(0)
+    draw = np.random.default_rng(0)
     for part in ("train", "test"):
         for label in order_classes(100, 1993)[:classes]:
             home = folder / part / str(label)
             home.mkdir(parents=True)
             for number in range(each):
-                pixels = draw.integers(0, 256, (32, 32, 3), dtype=numpy.uint8)
+                pixels = draw.integers(0, 256, (32, 32, 3), dtype=np.uint8)
                 Image.fromarray(pixels).save(home / f"{number}.png")
 
 
@@ -91,30 +92,32 @@ class Presets:
         self.made: dict[tuple[str, ...], Run] = {}
         write_cifar(folder / "cifar", classes=4, each=12)
 
-    def read(self, preset: str, *argv: str) -> RunConfig:
-        """The preset's configuration with the options of a command line."""
+    def read(self, preset: str, method: str, *changes: str) -> RunConfig:
+        """The preset's configuration for a method, with further assignments."""
+        options = {"method": method, "order": "vqa,nlvr2"}
         model = f"model.name={self.world['model.name']}"
         root = self.world["data_root"]
         if preset == "embedded":
-            config = config_of("--order", "vqa,nlvr2", *argv, changes=[*FEW_WORDS, model])
-            return replace(config, data_root=root)  # its settings, on fewer examples
+            config = load_config(None, options, [*FEW_WORDS, model, *changes])
+            # its settings, on fewer examples
+            return replace(config, data_root=root)
         if preset == "climb":
-            order = ["--config", "climb", "--order", "vqa,nlvr2", "--data-root", root]
-            changes = [*FEW_WORDS, model, "tasks.vqa.answers=null", "training.workers=0"]
-            return config_of(*order, *argv, changes=changes)
+            small = [*FEW_WORDS, model, "tasks.vqa.answers=null", "training.workers=0"]
+            return load_config("climb", {**options, "data_root": root}, [*small, *changes])
         if preset == "cifar100-mini":
-            order = ["--config", "efcil/cifar100-mini", "--order", "cifar100:2x2"]
-            changes = [change.format("cifar100") for change in PARTS]
-            return config_of(
-                *order, "--data-root", str(self.folder / "cifar"), *argv, changes=changes
-            )
-        changes = [change.format("shapes") for change in PARTS]
-        return config_of("--order", "shapes:2x2", "--flavour", preset, *argv, changes=changes)
+            small = [change.format("cifar100") for change in PARTS]
+            options = {"method": method, "order": "cifar100:2x2"}
+            options["data_root"] = str(self.folder / "cifar")
+            return load_config("efcil/cifar100-mini", options, [*small, *changes])
+        small = [change.format("shapes") for change in PARTS]
+        options = {"method": method, "order": "shapes:2x2", "preset": preset}
+        return load_config(None, options, [*small, *changes])
 
-    def __call__(self, preset: str, *argv: str) -> Run:
-        key = (preset, *argv)
+    def __call__(self, preset: str, method: str, *changes: str) -> Run:
+        key = (preset, method, *changes)
         if key not in self.made:
-            self.made[key] = learn(self.read(preset, *argv), self.folder / f"run-{len(self.made)}")
+            config = self.read(preset, method, *changes)
+            self.made[key] = learn(config, self.folder / f"run-{len(self.made)}")
         return self.made[key]
 
 
@@ -128,13 +131,15 @@ def presets(tmp_path_factory):
 
 @pytest.mark.parametrize(("preset", "method"), PAIRS)
 def test_strength_zero_is_finetuning_bit_for_bit_in_every_configuration(presets, preset, method):
-    plain = presets(preset, "--method", "finetune")
-    held = presets(preset, "--method", method, "--set", "method.strength=0")
-    manager = getattr(held.method, "manager", None)
-    assert manager is None or manager.importance  # it did measure
+    plain = presets(preset, "finetune")
+    held = presets(preset, method, "method.strength=0")
+    if isinstance(held.method, ConsolidatingMethod):
+        # it did measure
+        assert held.method.manager.importance
     assert held.rows == plain.rows
     for found, expected in zip(held.states, plain.states, strict=True):
-        assert_identical(found, expected)  # BatchNorm's statistics too
+        # BatchNorm's statistics too
+        assert_identical(found, expected)
 
 
 @pytest.mark.parametrize(
@@ -142,10 +147,8 @@ def test_strength_zero_is_finetuning_bit_for_bit_in_every_configuration(presets,
 )
 def test_every_class_incremental_file_has_the_settings_that_are_run_here(path):
     for method in STRONG:
-        found, usual = (
-            resolve(config_of(*argv, "--method", method))
-            for argv in (["--config", str(path)], ["--config", "efcil/cifar100-mini"])
-        )
+        found = resolve(load_config(path, {"method": method}))
+        usual = resolve(load_config("efcil/cifar100-mini", {"method": method}))
         assert found.method == usual.method
         assert found.config.training.refresh_batchnorm
 
@@ -184,15 +187,14 @@ def test_a_refresh_leaves_the_statistics_that_the_releases_importance_pass_leave
 class MeasuringLast(Finetune):
     """Finetuning with the release's importance pass after every task."""
 
-    def end_task(self, stage) -> None:
+    def end_task(self, stage) -> Outcome:
         measure_importance(
             stage.learner,
-            stage.loader(stage.task, "train"),
-            forward=lambda learner, batch: (learner(batch, stage.task.head), batch["labels"]),
-            unit="batch",
-            mode="train",
-            update_buffers=True,
+            stage.load(stage.task, "train"),
+            Estimator(unit="batch", mode="train", update_buffers=True),
+            forward=TaskForward(stage.task),
         )
+        return Outcome()
 
 
 def test_a_method_that_takes_no_steps_is_not_refreshed(tmp_path):
@@ -208,7 +210,7 @@ def test_a_network_without_batchnorm_is_spared_the_pass(monkeypatch):
     )
     method = Finetune()
     stage, trainer = begin_points(make_points([2, 2]), method, refresh_batchnorm=True)
-    steps = trainer.fit(stage, method, lambda entry: None)
+    steps = trainer.fit(stage, method)
     assert len(passes) == steps
 
 
@@ -218,14 +220,14 @@ def test_a_refresh_puts_gradients_modes_and_random_states_back():
     stage.learner.encoder.l1 = nn.Sequential(
         stage.learner.encoder.l1, nn.BatchNorm1d(7), nn.Dropout(0.5)
     )
-    trainer.fit(stage, method, lambda entry: None)
+    trainer.fit(stage, method)
     after = torch.get_rng_state()
     plain = Finetune()
     other, quiet = begin_points(make_points([2, 2]), plain)
     other.learner.encoder.l1 = nn.Sequential(
         other.learner.encoder.l1, nn.BatchNorm1d(7), nn.Dropout(0.5)
     )
-    quiet.fit(other, plain, lambda entry: None)
+    quiet.fit(other, plain)
     assert torch.equal(torch.get_rng_state(), after)
     assert all(parameter.requires_grad for parameter in stage.learner.parameters())
     assert stage.learner.training
@@ -236,21 +238,13 @@ def test_a_refresh_puts_gradients_modes_and_random_states_back():
 
 @pytest.mark.parametrize("preset", CLASS_INCREMENTAL)
 def test_the_last_task_is_not_measured(presets, preset):
-    run = presets(preset, "--method", "ewc_dr", "--set", "method.strength=0")
+    run = presets(preset, "ewc_dr", "method.strength=0")
     assert [path.name[:2] for path in (run.result.output / "importance").iterdir()] == ["01"]
 
 
 def test_an_importance_pass_that_would_refresh_for_one_method_alone_is_refused(capsys):
-    argv = [
-        "run",
-        "--order",
-        "shapes:2x2",
-        "--method",
-        "ewc_dr",
-        "--set",
-        "method.estimator.update_buffers=true",
-    ]
-    assert main(argv) == 2
+    argv = ["run", "--order", "shapes:2x2", "--method", "ewc_dr"]
+    assert main([*argv, "--set", "method.estimator.update_buffers=true"]) == 2
     message = capsys.readouterr().err
     assert "method.estimator.update_buffers is true" in message
     assert "set training.refresh_batchnorm=true, which does so for every method" in message
@@ -275,20 +269,10 @@ def test_a_method_without_a_strength_is_refused_before_anything_is_built(method)
 def test_the_command_line_says_that_no_strength_was_chosen_and_writes_nothing(
     presets, tmp_path, capsys
 ):
-    argv = [
-        "run",
-        "--order",
-        "vqa,nlvr2",
-        "--data-root",
-        presets.world["data_root"],
-        "--method",
-        "ewc_dr",
-    ]
-    assert main([*argv, "--output", str(tmp_path / "run")]) == 2
-    assert (
-        "method.strength is not set: no configuration gives one for 'ewc_dr'"
-        in capsys.readouterr().err
-    )
+    argv = ["run", "--order", "vqa,nlvr2", "--data-root", presets.world["data_root"]]
+    assert main([*argv, "--method", "ewc_dr", "--output", str(tmp_path / "run")]) == 2
+    message = capsys.readouterr().err
+    assert "method.strength is not set: no configuration gives one for 'ewc_dr'" in message
     assert not (tmp_path / "run").exists()
 
 
@@ -296,11 +280,11 @@ def test_a_configuration_that_gives_others_a_strength_is_named(tmp_path):
     mine = tmp_path / "mine.yaml"
     mine.write_text("order: [vqa, nlvr2]\ndata_root: .\nmethods: {ewc: {strength: 3}}\n")
     with pytest.raises(ConfigError, match="not set: the configuration gives none for 'mas'"):
-        resolve(config_of("--config", str(mine), "--method", "mas"))
-    assert resolve(config_of("--config", str(mine), "--method", "ewc")).method.strength == 3
+        resolve(load_config(mine, {"method": "mas"}))
+    assert resolve(load_config(mine, {"method": "ewc"})).method.strength == 3
 
 
-def test_a_misspelled_strength_is_told_beside_the_missing_one():
+def test_a_misspelled_strength_is_reported_next_to_the_missing_one():
     config = parse(RunConfig, {"order": "shapes:5x4", "method": {"name": "ewc", "strenght": 3}})
     with pytest.raises(
         ConfigError, match=r"(?s)'method.strenght'; did you mean 'strength'.*strength is not set"
@@ -308,10 +292,11 @@ def test_a_misspelled_strength_is_told_beside_the_missing_one():
         resolve(config)
 
 
+OWN_OPTIONS = {"order": "shapes:5x4", "method": "own_method"}
 OWN = """
 from dataclasses import dataclass
 
-from mcit.methods.{parent} import {base}
+from {parent} import {base}
 
 
 @dataclass
@@ -340,32 +325,30 @@ def write_own(tmp_path, monkeypatch):
 
 
 def test_a_method_of_ones_own_is_told_what_the_preset_gives_its_parent(write_own):
-    write_own("ewc_dr", "EwcDr")
+    write_own("mcit.methods.ewc_dr", "EwcDr")
     with pytest.raises(ConfigError) as error:
-        resolve(config_of("--order", "shapes:5x4", "--method", "own_method"))
+        resolve(load_config(None, OWN_OPTIONS))
     (problem,) = error.value.problems
     assert problem.startswith(
-        "method.strength is not set: configs/flavours/release.yaml gives none for 'own_method'."
+        "method.strength is not set: configs/presets/release.yaml gives none for 'own_method'."
     )
     given = {"strength": 10000, "merge": "share", "penalty": "gradient"}
     given["estimator"] = {"unit": "batch", "mode": "train", "cap": 1e-4}
     assert f"It inherits from 'ewc_dr', whose options there are {json.dumps(given)}" in problem
     assert "do not reach it" in problem
-    found = resolve(
-        config_of("--order", "shapes:5x4", "--method", "own_method", "--set", "method.strength=5")
-    )
+    found = resolve(load_config(None, OWN_OPTIONS, ["method.strength=5"]))
     assert found.method.strength == 5
 
 
 def test_a_method_of_ones_own_without_a_parent_that_has_options_hears_of_none(write_own):
-    write_own("_consolidating", "Consolidating")
+    write_own("mcit.consolidating", "ConsolidatingMethod")
     with pytest.raises(ConfigError, match=r"gives none for 'own_method'\. Pass --set"):
-        resolve(config_of("--order", "shapes:5x4", "--method", "own_method"))
+        resolve(load_config(None, OWN_OPTIONS))
 
 
 def test_a_method_that_cannot_learn_the_tasks_is_told_so_and_not_that_it_lacks_a_strength():
     with pytest.raises(ConfigError) as error:
-        resolve(config_of("--order", "vqa,nlvr2", "--method", "lwf"))
+        resolve(load_config(None, {"order": "vqa,nlvr2", "method": "lwf"}))
     assert "heads of their own cannot answer" in str(error.value)
     assert "not set" not in str(error.value)
 
@@ -378,21 +361,22 @@ def test_a_library_user_must_give_a_strength_too(cls):
 
 @pytest.mark.parametrize(("preset", "method"), PAIRS)
 def test_every_configuration_gives_every_method_of_its_track_a_strength(presets, preset, method):
-    assert sequence.resolve(presets.read(preset, "--method", method)).method.strength > 0
+    assert resolve(presets.read(preset, method)).method.strength > 0
 
 
 # --- sweeps
 
 
 def test_a_sweep_without_strengths_refuses_a_method_that_has_none(write_own, tmp_path):
-    write_own("ewc", "Ewc")
+    write_own("mcit.methods.ewc", "Ewc")
     grid = Grid(
         {"own_method": MethodGrid(), "finetune": MethodGrid()}, orders=("shapes:5x4",), seeds=(1, 2)
     )
     with pytest.raises(ConfigError) as error:
-        plan_jobs(grid, tmp_path, read_options)
-    assert len(error.value.problems) == 1  # once for all seeds
-    jobs = plan_jobs(replace(grid, strengths=(3.0, 5.0)), tmp_path, read_options)
+        plan_jobs(grid, tmp_path)
+    # once for all seeds
+    assert len(error.value.problems) == 1
+    jobs = plan_jobs(replace(grid, strengths=(3.0, 5.0)), tmp_path)
     assert [(job.method, job.strength) for job in jobs if job.seed == 1] == [
         ("own_method", 3.0),
         ("own_method", 5.0),
@@ -404,22 +388,21 @@ def test_a_sweep_without_strengths_refuses_a_method_that_has_none(write_own, tmp
 
 
 def test_the_strength_of_ewc_is_climbs_weight_in_the_unit_of_single_examples():
-    """CLiMB's loop in float64, with gradients that average to zero: what its weight 100 pulls with, in our unit."""
+    """CLiMB's loop in float64, with gradients that average to zero: what its weight 100 pulls with,
+    in our unit."""
     given = read_yaml(ROOT / "configs" / "climb.yaml")["methods"]["ewc"]["strength"]
     draw = torch.Generator().manual_seed(0)
     equivalent = []
-    for examples, size in (
-        (4437, 64),
-        (863, 32),
-        (5295, 64),
-    ):  # 1 % of VQAv2, NLVR2 and SNLI-VE, and the batches
-        batches = -(-examples // size)
-        gradients = torch.randn(
-            400, batches, size, dtype=torch.float64, generator=draw
-        )  # of 400 weights
-        summed = gradients.mean(dim=2).cumsum(dim=1)  # gradients are never zeroed between batches
+    # 1 % of VQAv2, NLVR2 and SNLI-VE, and their batches
+    for examples, size in ((4437, 64), (863, 32), (5295, 64)):
+        batches = math.ceil(examples / size)
+        # of 400 weights
+        gradients = torch.randn(400, batches, size, dtype=torch.float64, generator=draw)
+        # gradients are never zeroed between batches
+        summed = gradients.mean(dim=2).cumsum(dim=1)
         fisher = summed.square().sum(dim=1) / (batches * size)
         importance = gradients.square().mean(dim=(1, 2))
-        pull = 2 * 100 * fisher.mean()  # the derivative of 100 * fisher * (weight - anchor)^2
+        # the derivative of 100 * fisher * (weight - anchor)^2
+        pull = 2 * 100 * fisher.mean()
         equivalent.append(float(pull / importance.mean()))
     assert min(equivalent) * 0.9 <= given <= max(equivalent)

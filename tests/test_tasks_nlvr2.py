@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from tiny_official import pair, small_processor, write_image, write_json, write_lines
 from torch.testing import assert_close
 
+from mcit.errors import DataError
 from mcit.registry import find_task
-from mcit.task import DataError, Recipe
+from mcit.task import Recipe
 
 Nlvr2 = find_task("nlvr2")
 
@@ -62,7 +64,7 @@ def test_a_batch_has_two_images_an_example_left_first(root):
     assert batch["input_ids"].shape[0] == 3
     assert batch["pixel_values"].shape[0] == 6
     assert_close(batch["labels"], torch.tensor([1, 0, 0]))
-    reds = batch["pixel_values"][:, 0, 0, 0]  # red is 1 and no red is -1 after normalisation
+    reds = batch["pixel_values"][:, 0, 0, 0]  # red is 1 and no red is -1 after normalization
     assert_close(reds, torch.tensor([1.0, -1.0] * 3))
 
 
@@ -78,12 +80,10 @@ def test_accuracy_and_the_official_consistency(root):
     logits = torch.tensor([[0.0, 1.0], [0.0, 1.0], [1.0, 0.0]])
     metric = task.metric()
     metric.add_batch(
-        **{name: column.tolist() for name, column in task.columns(logits, batch).items()}
+        **{name: column.tolist() for name, column in task.metric_inputs(logits, batch).items()}
     )
     assert metric.compute() == {"score": pytest.approx(200 / 3), "consistency": 50.0}
-    assert_close(
-        task.loss(logits, batch), torch.nn.functional.cross_entropy(logits, batch["labels"])
-    )
+    assert_close(task.loss(logits, batch), F.cross_entropy(logits, batch["labels"]))
 
 
 def test_images_in_numbered_sub_folders_are_found(root):

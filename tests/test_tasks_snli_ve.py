@@ -7,8 +7,9 @@ import torch
 from tiny_official import small_processor, write_image, write_json, write_lines
 from torch.testing import assert_close
 
+from mcit.errors import DataError
 from mcit.registry import find_task
-from mcit.task import DataError, Recipe
+from mcit.task import Recipe
 
 SnliVe = find_task("snli-ve")
 
@@ -74,9 +75,9 @@ def test_the_hypothesis_is_read_and_never_the_caption(root):
 def test_the_score_is_the_accuracy(root):
     task = SnliVe(root=root)
     logits = torch.eye(3)[[0, 1, 1]]
-    columns = task.columns(logits, {"labels": torch.tensor([0, 1, 2])})
+    inputs = task.metric_inputs(logits, {"labels": torch.tensor([0, 1, 2])})
     metric = task.metric()
-    metric.add_batch(**{name: column.tolist() for name, column in columns.items()})
+    metric.add_batch(**{name: column.tolist() for name, column in inputs.items()})
     assert metric.compute()["score"] == pytest.approx(200 / 3)
 
 
@@ -102,7 +103,7 @@ def test_pairs_without_a_gold_label_are_dropped_and_counted(root):
     write_dev(root, [record("-", number=7), record("neutral", number=8), record("-", number=9)])
     task = SnliVe(root=root)
     assert [example["label"] for example in task.examples("eval")] == [2]
-    assert (task.dropped("eval"), task.dropped("train")) == (2, 0)
+    assert [task.split(name).about["dropped"] for name in ("eval", "train")] == [2, 0]
 
 
 def test_an_array_reads_like_lines_and_the_test_split_on_request(root):

@@ -15,9 +15,10 @@ from tiny_official import (
 )
 from torch.testing import assert_close
 
-from mcit.data.boxes import GREY, colour_of
+from mcit.data.boxes import GRAY, color_of
+from mcit.errors import DataError
 from mcit.registry import find_task
-from mcit.task import DataError, Recipe
+from mcit.task import Recipe
 
 Vcr = find_task("vcr")
 BOXES = [[5, 5, 30, 30, 0.9], [40, 5, 70, 30, 0.9], [10, 40, 60, 70, 0.9]]
@@ -104,22 +105,22 @@ def test_with_rationale_a_long_question_loses_words_and_the_answer_none(root):
     )
 
 
-def colours(image):
+def colors(image):
     return {tuple(pixel) for pixel in np.asarray(image).reshape(-1, 3).tolist()}
 
 
 def test_the_objects_spoken_of_are_marked_and_no_others(root):
     write_val(root, question=["Why", [2], "?"], answer_choices=[["no"], [[0]], ["it"], ["one"]])
     image = Vcr(root=root).examples("eval")[0]["image"]
-    assert {colour_of(0, "person"), GREY} <= colours(image)
-    assert colour_of(1, "person") not in colours(image)
+    assert {color_of(0, "person"), GRAY} <= colors(image)
+    assert color_of(1, "person") not in colors(image)
     assert image.size == (100, 80)
 
 
 def test_a_choice_only_the_rationale_makes_is_marked_for_the_rationale_only(root):
     write_val(root, question=["Why"], answer_choices=[["no"]] * 4)
-    assert colours(Vcr(root=root).examples("eval")[0]["image"]) == {(0, 0, 0)}
-    assert colour_of(0, "person") in colours(
+    assert colors(Vcr(root=root).examples("eval")[0]["image"]) == {(0, 0, 0)}
+    assert color_of(0, "person") in colors(
         Vcr(root=root, rationale=True).examples("eval")[0]["image"]
     )
 
@@ -192,9 +193,9 @@ def test_absent_metadata_and_corrupt_images_are_found_by_check(root):
         Vcr(root=root).check()
     assert "train.jsonl, record 1: " in str(caught.value)
     assert "lacks metadata 'movie/1.json'" in str(caught.value)
-    assert "2.jpg is no readable image" in str(caught.value)
+    assert "2.jpg is not a readable image" in str(caught.value)
 
 
-def test_there_is_no_labelled_test_split(root):
-    with pytest.raises(DataError, match="no labelled 'test' split"):
+def test_there_is_no_labeled_test_split(root):
+    with pytest.raises(DataError, match="no labeled 'test' split"):
         Vcr(root=root).examples("test")

@@ -13,9 +13,9 @@ from tiny_official import annotation, small_processor, write_image, write_json, 
 from torch.testing import assert_close
 from torch.utils.data import DataLoader
 
-from mcit.config import ConfigError
+from mcit.errors import ConfigError, DataError
 from mcit.registry import find_task
-from mcit.task import DataError, Recipe
+from mcit.task import Recipe
 
 Vqa = find_task("vqa")
 MIXED = (
@@ -67,7 +67,7 @@ def test_the_vocabulary_is_in_a_stable_order_and_written_as_json(root, cache):
     assert list(Vqa(root=root, minimum=2).answer_ids) == ["dog"]
 
 
-def test_targets_follow_the_ten_normalised_answers(root):
+def test_targets_follow_the_ten_normalized_answers(root):
     task = make(root)
     batch = task.collate([task.examples("train")[0], task.examples("eval")[1]], small_processor())
     assert_close(batch["labels"], torch.tensor([[0.9, 1.0, 0.0], [0.0, 0.0, 1.0]]))
@@ -117,7 +117,7 @@ def test_the_score_is_the_soft_accuracy_and_unanswerable_items_count(root):
     logits = torch.tensor([[5.0, 1.0, 0.0], [5.0, 1.0, 0.0]])
     metric = task.metric()
     metric.add_batch(
-        **{name: column.tolist() for name, column in task.columns(logits, batch).items()}
+        **{name: column.tolist() for name, column in task.metric_inputs(logits, batch).items()}
     )
     assert metric.compute()["score"] == pytest.approx(100 * 0.9 / 2)
 
@@ -189,7 +189,7 @@ def test_missing_files_are_listed_together(tmp_path):
     assert "visualqa.org" in str(caught.value)
     with pytest.raises(DataError, match="--data-root"):
         Vqa().check()
-    with pytest.raises(DataError, match="no labelled 'test' split"):
+    with pytest.raises(DataError, match="no labeled 'test' split"):
         Vqa(root=tmp_path).examples("test")
 
 
@@ -241,7 +241,7 @@ def test_a_truncated_file_an_absent_image_and_a_corrupt_one_are_each_named(root)
     message = str(caught.value)
     assert "train2014_annotations.json, record 1: " in message
     assert "lacks image 9; unpack" in message
-    assert "COCO_val2014_000000000010.jpg is no readable image" in message
+    assert "COCO_val2014_000000000010.jpg is not a readable image" in message
     path = root / "vqav2" / "v2_mscoco_val2014_annotations.json"
     path.write_text(path.read_text()[:200])
     with pytest.raises(DataError, match=r"val2014_annotations\.json, record 1: not valid JSON"):

@@ -1,4 +1,4 @@
-"""Trackers are told what the log is told; one that is not there is refused before any work."""
+"""Trackers receive what the log receives; one that is not there is refused before any work."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from accelerate.tracking import GeneralTracker, get_available_trackers
 from accelerate.utils import LoggerType
 from tiny_run import configure, resolve
 
-from mcit import sequence
 from mcit.cli import main
+from mcit.runner.result import Result
 from mcit.runner.tracking import find_tracker_problems
+from mcit.sequence import run as run_sequence
 
 
 class Notebook(GeneralTracker):
@@ -38,20 +39,20 @@ class Notebook(GeneralTracker):
         self.finished += 1
 
 
-def run(output, notebook: Notebook, **options: object) -> sequence.Result:
+def run(output, notebook: Notebook, **options: object) -> Result:
     config = configure("shapes:3x2", "ewc", method__strength=0.01, model__width=8, **options)
-    return sequence.run(
+    return run_sequence(
         resolve(config), output, progress=False, say=lambda line: None, tracker=notebook
     )
 
 
 @pytest.fixture(scope="module")
-def tracked(tmp_path_factory) -> tuple[sequence.Result, Notebook]:
+def tracked(tmp_path_factory) -> tuple[Result, Notebook]:
     notebook = Notebook()
     return run(tmp_path_factory.mktemp("run"), notebook), notebook
 
 
-def test_every_logged_step_is_sent_with_its_figures(tracked):
+def test_every_logged_step_is_sent_with_its_statistics(tracked):
     result, notebook = tracked
     lines = [json.loads(line) for line in (result.output / "log.jsonl").read_text().splitlines()]
     steps = [line for line in lines if line["event"] == "step"]
@@ -120,5 +121,5 @@ def test_a_tracker_that_is_not_installed_is_refused_before_any_work(tmp_path, mo
 def test_tensorboard_gets_a_file(tmp_path):
     pytest.importorskip("tensorboard")
     config = configure("shapes:2x3", "finetune", tracker="tensorboard", model__width=8)
-    sequence.run(resolve(config), tmp_path, progress=False, say=lambda line: None)
+    run_sequence(resolve(config), tmp_path, progress=False, say=lambda line: None)
     assert list(tmp_path.rglob("events.out.tfevents.*"))

@@ -1,4 +1,4 @@
-"""A typo on the command line is told at once: without torch, with the usage of its command, with the nearest word."""
+"""A typo on the command line is reported at once: without torch, with usage and nearest word."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ TYPOS = {
     "run --order vqa --set tasks.vqa.recipe.epoch=1": "unknown key 'tasks.vqa.recipe.epoch'; did you mean 'epochs'?",
     "run --order vqa --set tasks.vqaa.minimum=1": "unknown task 'vqaa'; did you mean 'vqa'?",
     "run --order vqa --set methods.ewcc.strength=1": "unknown method 'ewcc'; did you mean 'ewc'?",
-    "run --order shapes:5x4 --flavour exat": "did you mean 'exact'?",
+    "run --order shapes:5x4 --preset exat": "did you mean 'exact'?",
     "run --config climbb": "did you mean 'climb'?",
-    "run --order vqa --data-root nowhere": "--data-root 'nowhere' is no folder",
+    "run --order vqa --data-root nowhere": "--data-root 'nowhere' is not a directory",
     "sweep --order shapes:5x4 --methods ewc,ewcdr": "unknown method 'ewcdr'; did you mean 'ewc_dr'?",
     "sweep --order shaps:5x4 --methods ewc": "unknown task 'shaps'; did you mean 'shapes'?",
     "sweep --order shapes:5x4 --methods ewc --set method.decai=1": "did you mean 'decay'?",
     "sweep --order shapes:5x4 --methods ewc --set trainin.workers=1": "did you mean 'training'?",
-    "sweep --order shapes:5x4 --methods ewc --flavour exat": "did you mean 'exact'?",
+    "sweep --order shapes:5x4 --methods ewc --preset exat": "did you mean 'exact'?",
     "reproduce cifra100": "did you mean 'cifar100'?",
     "reproduce cifar100 --only ewcdr": "did you mean 'ewc_dr'?",
     "reproduce cifar100 --setting bigstrt-10": "did you mean 'bigstart-10'?",
@@ -43,23 +43,25 @@ TYPOS = {
     "report nowhere": "there is no run at nowhere",
     "bench speech": "unknown choice 'speech'",
     "list --methods": "unknown option '--methods'",
+    "list ewcdr": "unknown name 'ewcdr'; did you mean 'ewc_dr'?",
+    "export nowhere --output x": "nowhere is not a directory",
 }
 # Runs every command in one process, which must never come to need torch.
 PROGRAM = """
 import contextlib, io, json, sys
 from mcit.cli import main
 
-told = {}
+said = {}
 for command in json.load(sys.stdin):
-    heard = io.StringIO()
-    with contextlib.redirect_stderr(heard), contextlib.redirect_stdout(heard):
+    printed = io.StringIO()
+    with contextlib.redirect_stderr(printed), contextlib.redirect_stdout(printed):
         try:
             code = main(command.split())
         except SystemExit as stopped:
             code = stopped.code
     heavy = sorted({"torch", "transformers", "datasets", "accelerate"} & set(sys.modules))
-    told[command] = [code, heard.getvalue(), heavy]
-print(json.dumps(told))
+    said[command] = [code, printed.getvalue(), heavy]
+print(json.dumps(said))
 """
 
 
@@ -77,8 +79,8 @@ def start(*words: str, cwd: Path, text: str | None = None) -> subprocess.Complet
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory) -> dict[str, list]:
-    """What each command said, with its code and the heavy modules that were loaded when it was said."""
+def said(tmp_path_factory) -> dict[str, list]:
+    """What each command printed, its code, and the heavy modules that were loaded by then."""
     folder = tmp_path_factory.mktemp("typos")
     commands = ["list", *TYPOS]
     done = start("-c", PROGRAM, cwd=folder, text=json.dumps(commands))
@@ -88,15 +90,15 @@ def told(tmp_path_factory) -> dict[str, list]:
 
 
 @pytest.mark.parametrize("command", TYPOS)
-def test_a_typo_is_told_with_the_nearest_word_and_without_torch(told, command):
-    code, message, heavy = told[command]
+def test_a_typo_is_reported_with_the_nearest_word_and_without_torch(said, command):
+    code, message, heavy = said[command]
     assert (code, heavy) == (2, [])
     assert TYPOS[command] in message
     assert "Traceback" not in message
 
 
-def test_names_are_listed_without_torch(told):
-    code, printed, heavy = told["list"]
+def test_names_are_listed_without_torch(said):
+    code, printed, heavy = said["list"]
     assert (code, heavy) == (0, [])
     assert "nlvr2" in printed
     assert "ewc_dr" in printed
@@ -121,7 +123,7 @@ def test_the_usage_is_that_of_the_command_with_the_slip(capsys, words, usage):
     assert "did you mean" in message
 
 
-def test_the_program_itself_tells_a_typo(tmp_path):
+def test_the_program_itself_reports_a_typo(tmp_path):
     done = start("-m", "mcit", "run", "--metod", "ewc", cwd=tmp_path)
     assert done.returncode == 2
     assert "did you mean '--method'?" in done.stderr

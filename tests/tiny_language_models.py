@@ -1,4 +1,4 @@
-"""Language and vision-language models of a few thousand weights, with batches of prompts, answers and images."""
+"""Tiny language and vision-language models, with batches of prompts, answers and images."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, Batch]]] = {
 
 
 def build(name: str, **options) -> tuple[nn.Module, Batch]:
-    """Return a model in eval mode, its weights far enough from their start that it is sure of something."""
+    """Return a model in eval mode, with weights far from their start, and its batch."""
     torch.manual_seed(5)
     model, batch = MODELS[name](**options)
     with torch.no_grad():
@@ -190,8 +190,8 @@ def build(name: str, **options) -> tuple[nn.Module, Batch]:
 
 def add_lora(model: nn.Module) -> nn.Module:
     """Return the model with LoRA on linear layers of its language model, B far from zero."""
-    targets = r".*(language_model|text_model|model)\.layers\.\d+\.(self_attn|mlp)\.(q_proj|v_proj|up_proj|down_proj)"
-    targets = rf"(?!.*vision){targets}"
+    layers = r"(?!.*vision).*(language_model|text_model|model)\.layers\.\d+\.(self_attn|mlp)"
+    targets = rf"{layers}\.(q_proj|v_proj|up_proj|down_proj)"
     adapted = peft.get_peft_model(model, peft.LoraConfig(r=2, lora_alpha=4, target_modules=targets))
     with torch.no_grad():
         for name, parameter in adapted.named_parameters():

@@ -1,7 +1,9 @@
-"""Tiny data in the official formats and layout, and a small real processor, for the tests of the task adapters."""
+"""Tiny data in the official formats and layout, and a small real processor, for the tests of the
+task adapters."""
 
 from __future__ import annotations
 
+import io
 import json
 import struct
 import zlib
@@ -32,10 +34,10 @@ def write_lines(path: Path, records: Iterable[Any]) -> Path:
 
 
 def write_image(
-    path: Path, colour: tuple[int, int, int] = (10, 20, 30), size: tuple[int, int] = (40, 32)
+    path: Path, color: tuple[int, int, int] = (10, 20, 30), size: tuple[int, int] = (40, 32)
 ) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", size, colour).save(path)
+    Image.new("RGB", size, color).save(path)
     return path
 
 
@@ -57,6 +59,31 @@ def make_png(width: int, height: int, depth: int, color: int, data: bytes) -> by
         + chunk(b"IDAT", zlib.compress(data))
         + chunk(b"IEND", b"")
     )
+
+
+def make_cell() -> bytes:
+    """Return a black image of CIFAR's size."""
+    file = io.BytesIO()
+    Image.new("RGB", (32, 32)).save(file, "PNG")
+    return file.getvalue()
+
+
+def write_imagenet(root: Path) -> None:
+    """Write 100 classes of one image for training and one for testing."""
+    for part in ("train", "val"):
+        for number in range(100):
+            write_image(root / part / f"n{number:08}" / "a.png", (number, 0, 0), (9, 9))
+
+
+def write_tiny_imagenet(root: Path) -> None:
+    """Write 200 classes of one image for training and one for testing."""
+    lines = []
+    for number in range(200):
+        name = f"n{number:08}"
+        write_image(root / "train" / name / "images" / "a.png", (number, 0, 0), (64, 64))
+        write_image(root / "val" / "images" / f"{number}.png", (number, 0, 0), (64, 64))
+        lines.append(f"{number}.png\t{name}\t0\t0\t9\t9\n")
+    (root / "val" / "val_annotations.txt").write_text("".join(lines))
 
 
 def annotation(

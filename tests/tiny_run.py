@@ -1,4 +1,5 @@
-"""Whole runs in seconds: the embedded benchmark in small, a tiny ViLT that knows its words, a narrow ResNet."""
+"""Whole runs in seconds: the embedded benchmark in small, a tiny ViLT that knows its words, a
+narrow ResNet."""
 
 from __future__ import annotations
 
@@ -14,26 +15,34 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from tiny_vilt import PATCH, make_model
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.utils.data import Dataset, TensorDataset
 from transformers import BertTokenizer
 from transformers.models.vilt.image_processing_pil_vilt import ViltImageProcessorPil
 
-from mcit import sequence
-from mcit.config import RunConfig, TrainingConfig, override, parse
+from mcit.config.options import Kind, option
+from mcit.config.parse import override, parse
+from mcit.config.schema import RunConfig, TrainingConfig
 from mcit.data.image_folders import StoredImages
 from mcit.data.scores import Accuracy
-from mcit.data.shapes import draw_shapes
-from mcit.embedded import Sizes, write_benchmark
+from mcit.embedded.benchmark import Sizes, write_benchmark
 from mcit.embedded.pretraining import SPECIAL, read_texts
+from mcit.embedded.shapes import draw_shapes
 from mcit.method import Method, Stage
+from mcit.models.backbone import Backbone, Layer
 from mcit.models.learner import Learner
-from mcit.task import Head, Recipe, Task
-from mcit.training import Trainer
+from mcit.runner.learner_state import digest_tensor
+from mcit.runner.plan import Plan
+from mcit.runner.plan import resolve as resolve_plan
+from mcit.runner.result import Result
+from mcit.sequence import run
+from mcit.session import begin_task
+from mcit.task import ClassSpan, Head, Recipe, Task, Track
+from mcit.training.trainer import Reader, Trainer
 
 gc.freeze()  # what is imported by now need not be searched for garbage after every task
 
@@ -47,7 +56,7 @@ TRAIN, EVALUATION = 17, 13  # examples: the last batch of an epoch has one
 class Run:
     """What a run left: its result, and the learner's state after every task."""
 
-    result: sequence.Result
+    result: Result
     states: list[dict[str, Tensor]]
     method: Method
     learner: nn.Module
@@ -83,7 +92,8 @@ def write_world(folder: Path) -> dict[str, str]:
 def configure(
     order: str, method: str = "finetune", world: Mapping[str, str] | None = None, **options: Any
 ) -> RunConfig:
-    """The configuration of a tiny run; `options` are dotted keys with a double underscore for the dot."""
+    """The configuration of a tiny run; `options` are dotted keys with a double underscore for the
+    dot."""
     data: dict[str, Any] = {
         "order": order,
         "method": {"name": method},
@@ -102,16 +112,15 @@ def configure(
     )
 
 
-def resolve(config: RunConfig) -> sequence.Plan:
+def resolve(config: RunConfig) -> Plan:
     """The plan of a configuration, with a few images of each class where it is about shapes."""
-    AcceleratorState._reset_state(
-        reset_partial_state=False
-    )  # another precision may have been used in this process
-    plan = sequence.resolve(config)
-    if "shapes" in {getattr(task, "dataset", None) for task in plan.tasks}:
-        plan.tasks[0].part.pool.update(
-            {split: _draw_few(split, count) for split, count in SHAPES.items()}
-        )
+    # another precision may have been used in this process
+    AcceleratorState._reset_state(reset_partial_state=False)
+    plan = resolve_plan(config)
+    if plan.tasks[0].dataset == "shapes":
+        for split, count in SHAPES.items():
+            few = _draw_few(split, count)
+            plan.tasks[0].part.pool.load(split, lambda on_bad, few=few: few, "fail")
     return plan
 
 
@@ -128,8 +137,8 @@ def learn(
     """Run the sequence as the command line does, and keep the weights after every task."""
     plan = resolve(config)
     if method is not None:
-        plan = sequence.Plan(plan.config, plan.tasks, method, plan.track, plan.embedded)
-    sequence.check_data(plan)
+        plan = replace(plan, method=method)
+    plan.check_data()
     states: list[dict[str, Tensor]] = []
     learners: list[nn.Module] = []
     after_scoring = plan.method.after_scoring
@@ -140,7 +149,7 @@ def learn(
         states.append(copy_state(stage.learner))
 
     plan.method.after_scoring = keep
-    result = sequence.run(plan, output, progress=False, say=say)
+    result = run(plan, output, progress=False, say=say)
     return Run(result, states, plan.method, learners[0])
 
 
@@ -148,13 +157,20 @@ def learn(
 class Points(Task):
     """Class-incremental points in memory; a batch knows which of them it holds."""
 
-    x: Tensor
-    y: Tensor
+    x: Tensor = option(help="points", kind=Kind.PLACE)
+    y: Tensor = option(help="labels", kind=Kind.PLACE)
     known: int
     total: int
     recipe: Recipe
     root: None = None
-    dataset: str = "points"
+
+    track = Track.CLASSES
+    reads = frozenset({"images"})
+    dataset = "points"
+
+    @property
+    def span(self) -> ClassSpan:
+        return ClassSpan(self.known, self.total)
 
     @property
     def name(self) -> str:
@@ -171,6 +187,9 @@ class Points(Task):
     def check(self) -> None:
         pass
 
+    def fingerprint(self) -> str:
+        return digest_tensor(self.x) + digest_tensor(self.y)
+
     def examples(self, split: str) -> Dataset:
         mine = ((self.y >= self.known) & (self.y < self.total)).nonzero().squeeze(1)
         return TensorDataset(self.x[mine], self.y[mine], mine)
@@ -180,22 +199,21 @@ class Points(Task):
         return {"x": x, "labels": y, "places": places}
 
     def loss(self, logits: Tensor, batch: Any) -> Tensor:
-        return functional.cross_entropy(
-            logits[:, self.known : self.total], batch["labels"] - self.known
-        )
+        return F.cross_entropy(logits[:, self.known : self.total], batch["labels"] - self.known)
 
     def target(self, batch: Any) -> Tensor:
         return batch["labels"]
 
-    def columns(self, logits: Tensor, batch: Any) -> dict[str, Tensor]:
-        return {"predictions": logits.argmax(dim=1), "references": batch["labels"]}
+    def metric_inputs(self, predicted: Tensor, batch: Any) -> dict[str, Tensor]:
+        return {"predictions": predicted.argmax(dim=1), "references": batch["labels"]}
 
     def metric(self) -> Accuracy:
         return Accuracy()
 
 
 class Share:
-    """The share of right answers, in percent; an evaluate.Metric takes longer than all else here."""
+    """The share of right answers, in percent; an evaluate.Metric takes longer than all else
+    here."""
 
     def __init__(self):
         self.right: list[bool] = []
@@ -207,8 +225,10 @@ class Share:
         return {"score": 100 * sum(self.right) / len(self.right)}
 
 
-class Perceptron(nn.Module):
+class Perceptron(Backbone):
     """Features of points: relu(l2(relu(l1(x))))."""
+
+    reads = frozenset({"images"})
 
     def __init__(self, inputs: int = 6, hidden: int = 7, width: int = 5):
         super().__init__()
@@ -216,6 +236,9 @@ class Perceptron(nn.Module):
 
     def forward(self, batch: Any) -> Tensor:
         return torch.relu(self.l2(torch.relu(self.l1(batch["x"])))).unsqueeze(1)
+
+    def layers(self) -> list[Layer]:
+        return [Layer("l1", ("l1.",), "all"), Layer("l2", ("l2.",), "all")]
 
 
 def make_points(sizes: Sequence[int], each: int = 9, seed: int = 0, **recipe: Any) -> list[Points]:
@@ -245,18 +268,19 @@ def begin_points(
     AcceleratorState._reset_state(reset_partial_state=False)
     config = TrainingConfig(**{"log_every": 1, **training})
     made = trainer(config, Accelerator(mixed_precision=config.mixed_precision, cpu=True), seed=1)
-    made.begin_stage(0)
+    made.seed_stage(0)
     learner = Learner(Perceptron())
-    stage = Stage(learner, tasks, 0, 1, lambda task, split: made.loader(learner, task, split))
-    sequence.begin_task(stage, method)
+    stage = Stage(learner, tasks, 0, 1, Reader(made, learner, 0))
+    begin_task(stage, method)
     return stage, made
 
 
 def go_on(stage: Stage, method: Method, trainer: Trainer) -> Stage:
     """The next stage, begun."""
-    following = replace(stage, index=stage.index + 1)
-    trainer.begin_stage(following.index)
-    sequence.begin_task(following, method)
+    index = stage.index + 1
+    following = replace(stage, index=index, load=Reader(trainer, stage.learner, index))
+    trainer.seed_stage(index)
+    begin_task(following, method)
     return following
 
 

@@ -1,7 +1,7 @@
-"""`mcit bench consolidation`: the penalty step and the importance pass against implementations written plainly.
+"""`mcit bench consolidation`: penalty and importance against plain implementations.
 
-Everything is a ratio of times measured in turn within one run, the best of several rounds each, so that a busy machine
-slows both sides alike.
+Everything is a ratio of times measured in turn within one run, the best of several rounds each, so
+that a busy machine slows both sides alike.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def measure(quick: bool = False) -> dict[str, Any]:
 
 
 def measure_penalty(layers: int) -> dict[str, float]:
-    """One penalty step on a ViLT: autograd loop / ours, ours / bare memory traffic, and memory held."""
+    """One penalty step on a ViLT: autograd loop / ours, ours / bare memory traffic, memory."""
     config = ViltConfig(num_hidden_layers=layers)
     model = ViltModel(config)
     parameters = dict(model.named_parameters())
@@ -75,7 +75,7 @@ def measure_penalty(layers: int) -> dict[str, float]:
 
 
 def measure_importance_pass(network: nn.Module, inputs: Tensor) -> tuple[float, float]:
-    """Exact per-example squares / a plain forward and backward pass, and one example at a time / ours."""
+    """Exact per-example squares / a plain pass, and one example at a time / ours."""
     network.eval()
     target = torch.arange(len(inputs)) % 10
     gradients = PerExampleGradients(network, dict(network.named_parameters()))
@@ -101,11 +101,11 @@ def print_result(result: dict[str, Any]) -> None:
     table = Table(
         title=f"mcit bench consolidation, {result['threads']} threads", title_justify="left"
     )
-    for name in ("measured", "ratio", "goal", "met"):
-        table.add_column(name, justify="left" if name == "measured" else "right")
+    for column in ("measured", "ratio", "goal", "met"):
+        table.add_column(column, justify="left" if column == "measured" else "right")
     millions = result["penalty_parameters"] / 1e6
     ours = f"{1e3 * result['penalty_seconds']:.0f} ms"
-    rows = [
+    rows: list[tuple[str, str, str | None]] = [
         (
             f"penalty step, ViLT of {millions:.0f}M: autograd loop / ours ({ours})",
             "penalty_speedup",
@@ -141,7 +141,8 @@ def print_result(result: dict[str, Any]) -> None:
         console.print(
             "Goals missed on this run: "
             + "; ".join(row[0] for row in missed)
-            + ". Matrices whose layer sees few positions are bound by memory: every example's gradient must be "
+            + ". Matrices whose layer sees few positions are bound by memory: every example's "
+            "gradient must be "
             "written and read once, which a plain pass never does.",
             soft_wrap=True,
         )
@@ -179,7 +180,7 @@ class ImageClassifier(nn.Module):
 
 def _importance_cases(quick: bool) -> dict[str, tuple[nn.Module, Tensor]]:
     width, layers, batch = (128, 2, 8) if quick else (768, 2, 16)
-    cases = {
+    cases: dict[str, tuple[nn.Module, Tensor]] = {
         "vilt": (BlockStack(width, layers), torch.randn(batch, 185, width))
     }  # 40 words, [CLS] and 12x12 patches
     cases["resnet18"] = (
@@ -189,7 +190,7 @@ def _importance_cases(quick: bool) -> dict[str, tuple[nn.Module, Tensor]]:
     return cases
 
 
-def _race(*contenders: Callable[[], None], rounds: int = 5) -> list[float]:
+def _race(*contenders: Callable[[], object], rounds: int = 5) -> list[float]:
     """The best time of each, in turns."""
     best = [float("inf")] * len(contenders)
     for contender in contenders:
@@ -204,7 +205,7 @@ def _race(*contenders: Callable[[], None], rounds: int = 5) -> list[float]:
 
 def _autograd_penalty(parameters: dict[str, nn.Parameter], manager: ConsolidationManager) -> None:
     """The field's usual loop: the penalty as a loss term."""
-    loss = 0.0
+    loss = torch.zeros(())
     for name, parameter in parameters.items():
         loss = loss + (manager.importance[name] * (parameter - manager.anchor[name]) ** 2).sum()
     (manager.strength / 2 * loss).backward()
@@ -214,7 +215,8 @@ def _autograd_penalty(parameters: dict[str, nn.Parameter], manager: Consolidatio
 def _touch(parameters: dict[str, nn.Parameter], manager: ConsolidationManager) -> None:
     """Read weight, anchor, importance and gradient once, write the gradient once."""
     for name, parameter in parameters.items():
-        parameter.grad.add_(parameter)
+        if parameter.grad is not None:
+            parameter.grad.add_(parameter)
         manager.anchor[name].sum()
         manager.importance[name].sum()
 
@@ -232,7 +234,8 @@ def _square_one_at_a_time(network: nn.Module, inputs: Tensor, target: Tensor) ->
             network(inputs[number : number + 1]), target[number : number + 1]
         ).backward()
         for name, parameter in network.named_parameters():
-            squares[name] += parameter.grad**2
+            if parameter.grad is not None:
+                squares[name] += parameter.grad**2
 
 
 def _is_missed(result: dict[str, Any], key: str, name: str | None) -> bool:

@@ -1,9 +1,10 @@
-"""`mcit bench efcil`: images per second of class-incremental training and scoring, against a pipeline written plainly.
+"""`mcit bench efcil`: class-incremental training and scoring against a plain pipeline.
 
-Ours is what a run does: trainer, learner, method and the task's own batches. The reference is what most code does:
-Pillow transforms image by image in two loader workers, the penalty as a loss term over all parameters, the network in
-PyTorch's default layout. Both train the same ResNet-18 from the same weights, with the recipe of later tasks. Rounds
-alternate and the median of their ratios counts, so that a busy machine slows both sides alike.
+Ours is what a run does: trainer, learner, method and the task's own batches. The reference is what
+most code does: Pillow transforms image by image in two loader workers, the penalty as a loss term
+over all parameters, the network in PyTorch's default layout. Both train the same ResNet-18 from the
+same weights, with the recipe of later tasks. Rounds alternate and the median of their ratios
+counts, so that a busy machine slows both sides alike.
 """
 
 from __future__ import annotations
@@ -11,32 +12,33 @@ from __future__ import annotations
 import copy
 import statistics
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from accelerate import Accelerator
 from rich.console import Console
 from rich.table import Table
-from torch import nn
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
 
-from mcit import models
 from mcit.bench.plain import PlainPipeline
-from mcit.config import ModelConfig, TrainingConfig, parse
+from mcit.config.schema import ModelConfig, RunConfig
+from mcit.data.class_incremental import ClassIncrementalTask, ImagePool
 from mcit.data.image_folders import StoredImages
 from mcit.method import Method, Stage
-from mcit.registry import find_method, find_task
+from mcit.methods.ewc_dr import EwcDr
+from mcit.models.learner import Learner
+from mcit.models.resnet import build_resnet
+from mcit.registry import find_task
 from mcit.reports.formats import print_whole
-from mcit.sequence import begin_task
-from mcit.task import Task
-from mcit.training import Trainer
+from mcit.runner.plan import Plan
+from mcit.runner.result import Tally
+from mcit.session import Session
+from mcit.training.trainer import Trainer
 
 GOALS = {"16": 1.5, "64": 1.15}  # by width, for training and scoring
 PARTS = ("data", "forward", "backward", "penalty", "optimizer", "other")
@@ -52,6 +54,8 @@ class Size:
     rounds: int
 
 
+# returns the seconds of a round, and of its parts
+Round = Callable[[], tuple[float, Tally]]
 FULL = {16: Size(128, 8, 5), 64: Size(128, 2, 3)}
 QUICK = {16: Size(32, 2, 3), 64: Size(16, 1, 3)}
 
@@ -71,8 +75,8 @@ def measure_width(width: int, size: Size) -> dict[str, Any]:
     ours = OurPipeline(width, size)
     reference = PlainPipeline(
         _copy_plainly(ours.stage.learner, width),
-        ours.stage.task,
-        ours.method.manager,
+        ours.task,
+        ours.method.active_manager,
         size.batch,
         size.steps,
     )
@@ -95,69 +99,71 @@ class OurPipeline:
     """The second task of a class-incremental run of ewc_dr, as `mcit run` trains and scores it."""
 
     def __init__(self, width: int, size: Size):
+        config = RunConfig(model=ModelConfig(name="resnet18", width=width))
         tasks = make_tasks(size)
-        self.trainer = Trainer(TrainingConfig(), Accelerator(), seed=1)
-        self.trainer.begin_stage(0)
-        learner = models.build(ModelConfig(name="resnet18", width=width)).to(
-            self.trainer.accelerator.device
-        )
-        stage = Stage(
-            learner, tasks, 0, 1, lambda task, split: self.trainer.loader(learner, task, split)
-        )
-        self.method: Method = parse(find_method("ewc_dr"), {"strength": 1e4})
-        begin_task(stage, self.method)
-        shared = {name: p for name, p in learner.named_parameters() if p.requires_grad}
-        self.method.manager.consolidate(
-            {name: 1e-4 * torch.rand_like(p) for name, p in shared.items()}
-        )
-        self.stage = replace(stage, index=1)
-        begin_task(self.stage, self.method)
+        self.task = tasks[1]
+        self.method = EwcDr(strength=1e4)
+        plan = Plan(config, tasks, self.method, tasks[0].track, embedded=False)
+        session = Session(plan)
+        self.trainer = session.trainer
+        first = session.stage(0)
+        session.begin(first)
+        importance = {}
+        for name, parameter in session.learner.named_parameters():
+            if parameter.requires_grad:
+                importance[name] = 1e-4 * torch.rand_like(parameter)
+        self.method.active_manager.consolidate(importance)
+        self.stage = session.stage(1)
+        session.begin(self.stage)
 
-    def train(self) -> tuple[float, Counter]:
+    def train(self) -> tuple[float, Tally]:
         """Seconds of an epoch's steps after the first, and of their parts."""
-        laps: Counter = Counter()
+        laps = Tally()
         moments: list[float] = []
 
         def note(taken: int, total: int, optimizer: torch.optim.Optimizer) -> None:
             moments.append(time.perf_counter())
             if taken == 1:
-                laps.clear()  # the first step is no measure: it makes the buffers of momentum, and it is logged
+                # the first step is no measure: it makes the buffers of momentum, and it is logged
+                laps.clear()
 
         with _watch(self.trainer, self.stage, self.method, laps):
-            self.trainer.fit(self.stage, self.method, lambda entry: None, watch=note)
+            self.trainer.fit(self.stage, self.method, log=_ignore, on_step=note)
         seconds = moments[-1] - moments[0]
-        laps["other"] = seconds - laps.total()
+        laps["other"] = seconds - sum(laps.values())
         return seconds, laps
 
-    def score(self) -> tuple[float, Counter]:
+    def score(self) -> tuple[float, Tally]:
         """Seconds of scoring the task."""
         start = time.perf_counter()
         self.trainer.evaluate(self.stage, self.stage.task)
-        return time.perf_counter() - start, Counter()
+        return time.perf_counter() - start, Tally()
 
 
-def make_tasks(size: Size) -> list[Task]:
-    """Two tasks of CIFAR-100's kind on random images; an epoch is one round of steps and the one before."""
+def make_tasks(size: Size) -> list[ClassIncrementalTask]:
+    """Two tasks like CIFAR-100's on random images; an epoch is one round of steps and one more."""
     options = {"classes": 2 * CLASSES, "recipe": {"epochs": 1, "batch_size": size.batch}}
-    tasks = find_task("cifar100").sequence(f"2x{CLASSES}", options, seed=1)
     counts = {"train": size.batch * (1 + size.steps), "eval": size.batch * size.steps}
     generator = torch.Generator().manual_seed(0)
-    order = torch.tensor(tasks[0].part.order).view(2, CLASSES)
+    cls: Any = find_task("cifar100")
+    order = torch.tensor(cls(classes=2 * CLASSES).part.order).view(2, CLASSES)
+    images = {}
     for split, count in counts.items():
-        pixels = torch.randint(
-            0, 256, (2 * count, 3, 32, 32), dtype=torch.uint8, generator=generator
-        )
+        shape = (2 * count, 3, 32, 32)
+        pixels = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
         labels = torch.cat([classes[torch.arange(count) % CLASSES] for classes in order])
-        tasks[0].part.pool[split] = StoredImages(pixels, labels)
-    return tasks
+        images[split] = StoredImages(pixels, labels)
+    return cls.sequence(f"2x{CLASSES}", options, seed=1, pool=ImagePool(**images))
 
 
-def _copy_plainly(learner: nn.Module, width: int) -> nn.Module:
+def _ignore(entry: Mapping[str, Any]) -> None:
+    pass
+
+
+def _copy_plainly(learner: Learner, width: int) -> Learner:
     """The same weights in a network of the default layout."""
     plain = copy.deepcopy(learner)
-    plain.encoder = models.build(
-        ModelConfig(name="resnet18", width=width, channels_last=False)
-    ).encoder
+    plain.encoder = build_resnet(width, "cifar", channels_last=False)
     plain.encoder.load_state_dict(learner.encoder.state_dict())
     return plain
 
@@ -167,11 +173,11 @@ class _Race:
     speedup: float
     ours: float  # images per second
     reference: float
-    our_laps: Counter
-    reference_laps: Counter
+    our_laps: Tally
+    reference_laps: Tally
 
 
-def _alternate(ours: Callable[[], tuple], reference: Callable[[], tuple], size: Size) -> _Race:
+def _alternate(ours: Round, reference: Round, size: Size) -> _Race:
     """The median over rounds, after one that does not count."""
     ours(), reference()
     rounds = [(ours(), reference()) for _ in range(size.rounds)]
@@ -180,13 +186,21 @@ def _alternate(ours: Callable[[], tuple], reference: Callable[[], tuple], size: 
         statistics.median(theirs / mine for (mine, _), (theirs, _) in rounds),
         images / statistics.median(mine for (mine, _), _ in rounds),
         images / statistics.median(theirs for _, (theirs, _) in rounds),
-        sum((laps for (_, laps), _ in rounds), Counter()),
-        sum((laps for _, (_, laps) in rounds), Counter()),
+        _add_up([laps for (_, laps), _ in rounds]),
+        _add_up([laps for _, (_, laps) in rounds]),
     )
 
 
+def _add_up(rounds: list[Tally]) -> Tally:
+    total = Tally()
+    for laps in rounds:
+        for part, seconds in laps.items():
+            total[part] += seconds
+    return total
+
+
 @contextmanager
-def _watch(trainer: Trainer, stage: Stage, method: Method, laps: Counter) -> Iterator[None]:
+def _watch(trainer: Trainer, stage: Stage, method: Method, laps: Tally) -> Iterator[None]:
     """Add up where the time of `fit` goes: its own parts, timed from outside."""
 
     def timed(call: Callable, part: str) -> Callable:
@@ -199,12 +213,12 @@ def _watch(trainer: Trainer, stage: Stage, method: Method, laps: Counter) -> Ite
         return wrapper
 
     task, started = stage.task, []
-    # Instances shadow their own methods for as long as this lasts. `forward` comes in as hooks, because the
-    # Accelerator wraps the method itself.
+    # Instances shadow their own methods for as long as this lasts. `forward` comes in as hooks,
+    # because the Accelerator wraps the method itself.
     changed = [
-        (task.part.pool["train"], "fetch", "data"),
+        (task, "augment", "data"),
         (task, "collate", "data"),
-        (method, "before_clip", "penalty"),
+        (method, "on_gradients_ready", "penalty"),
         (trainer.accelerator, "backward", "backward"),
     ]
     for owner, name, part in changed:

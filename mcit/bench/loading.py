@@ -1,7 +1,8 @@
-"""`mcit bench loading`: how fast images become batches, from their files and from the cache of `mcit prepare`.
+"""`mcit bench loading`: how fast images become batches, from files and from the cache.
 
-The images are generated to resemble photographs as they are stored: detail at all scales, JPEG at quality 90. Both ways
-end in the same bits, which is checked; the ways of packing that were not chosen are measured beside the one that was.
+The images are generated to resemble photographs as they are stored: detail at all scales, JPEG at
+quality 90. Both ways end in the same bits, which is checked; the ways of packing that were not
+chosen are measured beside the one that was.
 """
 
 from __future__ import annotations
@@ -23,10 +24,12 @@ from rich.table import Table
 from torch.utils.data import DataLoader
 from transformers.models.vilt.image_processing_pil_vilt import ViltImageProcessorPil
 
+from mcit.data.annotated import AnnotatedTask
 from mcit.data.preparing import collect_pictures, do_work, plan_work
 from mcit.data.resizing import Resizing
 from mcit.data.shards import pack, unpack
-from mcit.embedded import VILT
+from mcit.models import EMBEDDED
+from mcit.models.pretrained import read_config
 from mcit.models.vilt_inputs import ViltInputs
 from mcit.registry import find_task
 
@@ -35,7 +38,7 @@ BATCH = 16
 
 
 def measure(quick: bool = False) -> dict[str, Any]:
-    """Images a second through a real task's loader, and what the ways of packing cost; `quick` takes fewer images."""
+    """Images a second through a task's loader, and what packing costs; `quick`: fewer images."""
     count = 16 if quick else 96
     before = os.environ.get("MCIT_CACHE")
     with tempfile.TemporaryDirectory(prefix="mcit-bench-") as folder:
@@ -48,8 +51,10 @@ def measure(quick: bool = False) -> dict[str, Any]:
 
 def _measure(root: Path, count: int, rounds: int) -> dict[str, Any]:
     sizes = write_photographs(root, count)
-    task = find_task("snli-ve")(root=root)
-    embedded = ViltInputs.from_pretrained(str(VILT))
+    kind: Any = find_task("snli-ve")
+    task: AnnotatedTask = kind(root=root)
+    folder = str(EMBEDDED / "vilt")
+    embedded = ViltInputs.from_pretrained(folder, read_config(folder))
     processor = ViltInputs(
         embedded.tokenizer, ViltImageProcessorPil(), embedded.limit
     )  # ViLT-B/32's image settings
@@ -95,7 +100,8 @@ def write_photographs(root: Path, count: int) -> list[int]:
 
 
 def make_photograph(rng: np.random.Generator) -> np.ndarray:
-    """Noise whose strength falls with its frequency, as it does in photographs; uint8 [height, width, 3]."""
+    """Noise whose strength falls with its frequency, as it does in photographs; uint8 [height,
+    width, 3]."""
     width, height = SIZE
     picture = np.full((height, width, 3), 128.0)
     scale = 2
@@ -184,7 +190,7 @@ def _encode_png(array: np.ndarray) -> bytes:
     return file.getvalue()
 
 
-def _time(work: Callable[[], Any], rounds: int) -> float:
+def _time(work: Callable[..., Any], rounds: int) -> float:
     best = float("inf")
     for _ in range(rounds):
         start = time.perf_counter()

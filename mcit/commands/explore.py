@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import argparse
-import re
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from mcit.arguments import some_text, whole_number
-from mcit.config import ConfigError, suggest
-from mcit.errors import DataError
-from mcit.folders import find_folder_problem, make_folder
+from mcit.errors import ConfigError, DataError
+from mcit.files import find_folder_problem, make_folder
+from mcit.spelling import suggest
 
-HELP = "look into importance: by layer and modality, its spread, overlap of tasks, and a classifier's rows by class"
+HELP = "look into importance: by layer and modality, its spread, overlap of tasks, rows of a class"
 DESCRIPTION = """
-Look into importance that was saved (by Importance.save or ConsolidationManager.save) or that a run's checkpoint holds:
-its share by layer and by modality, its histogram, the overlap between tasks. With --task and --class, and the folder
-of a run that has a checkpoint: what EWC, MAS, EWC-DR and log-odds would protect in the classifier for samples of that
-class, side by side, measured on the task's training data. Tables are printed and written, with figures, to --output.
+Look into the importance that runs keep (or that Importance.save wrote): its share by layer and by
+modality, its histogram, the overlap between tasks. With --task and --class, and the folder of a run
+that has a checkpoint: what EWC, MAS, EWC-DR and log-odds would protect in the classifier for
+samples of that class, measured on the task's training data. Tables are printed and written, with
+figures, to --output.
 """
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of `mcit explore`."""
+    """Add the options of `mcit explore`."""
     parser.description = DESCRIPTION
     parser.add_argument(
         "paths",
@@ -33,9 +32,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="folder of a run, or a file of importance",
     )
-    parser.add_argument(
-        "--task", type=some_text, help="a task of the run, for the view of its classifier"
-    )
+    parser.add_argument("--task", type=some_text, help="a task of the run, to view its classifier")
     parser.add_argument(
         "--class",
         dest="class_index",
@@ -58,163 +55,138 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Read, measure where that was asked for, print the tables and write everything."""
+    """Read or measure importance, print the tables and write everything."""
     check(arguments)
-    # from here on torch is needed, which takes seconds to import: a typo is told before
-    from mcit.reports.figures.style import write_drawing
+    # torch takes seconds to import: a mistake is reported before
+    from mcit.files import write_text
+    from mcit.reports.extras import check_extra
     from mcit.reports.formats import format_csv, format_markdown_table, print_tables
 
+    check_extra()
+    from mcit.reports.figures.style import SCREEN, drawing_in, write_drawing
+
     output = choose_output(arguments)
-    if arguments.task is None:
-        tables, drawings = explore_files(arguments.paths)
-    else:
-        folder = Path(arguments.paths[0])
-        tables, drawings = explore_class(
-            folder, arguments.task, arguments.class_index, arguments.samples
-        )
-    make_folder(output, "--output")
+    with drawing_in(SCREEN):
+        if arguments.task is None:
+            tables, drawings = explore_files(arguments.paths)
+        else:
+            tables, drawings = explore_class(arguments)
+        make_folder(output, "--output")
+        for drawing in drawings:
+            write_drawing(drawing, output)
     print_tables(tables)
-    files = [write_drawing(drawing, output) for drawing in drawings]
     for table in tables:
-        (output / f"{table.name}.md").write_text(
-            f"# {table.title}\n\n{format_markdown_table(table)}", encoding="utf-8"
-        )
-        (output / f"{table.name}.csv").write_text(format_csv(table), encoding="utf-8")
-    written = [
-        *(f"{table.name}.md and .csv" for table in tables),
-        *(f"{file.name}.svg, .pdf, .png" for file in files),
-    ]
-    print(f"written to {output}: {'; '.join(written)}")
+        text = f"# {table.title}\n\n{format_markdown_table(table)}"
+        write_text(output / f"{table.name}.md", text)
+        write_text(output / f"{table.name}.csv", format_csv(table))
+    names = dict.fromkeys(each.name for each in [*tables, *drawings])
+    print(f"written to {output}: {', '.join(names)}")
     return 0
 
 
 def check(arguments: argparse.Namespace) -> None:
-    """Raise all that is wrong with the options, in one error."""
+    """Raise a ConfigError with all that is wrong with the options."""
     problems = [
         f"there is no importance at {path}: give a file, or the folder of a run"
         for path in arguments.paths
         if not Path(path).exists()
     ]
     if (arguments.task is None) != (arguments.class_index is None):
-        problems.append(
-            "--task and --class go together: they say whose classifier, and which of its classes"
-        )
+        problems.append("--task and --class go together: a classifier, and one of its classes")
     if arguments.task is not None and len(arguments.paths) > 1:
-        problems.append(
-            f"--task looks at one run, found {len(arguments.paths)} paths; give one of them"
-        )
+        problems.append(f"--task looks at one run, found {len(arguments.paths)} paths; give one")
     if arguments.class_index is not None and arguments.class_index < 0:
         problems.append(f"--class counts from 0, found {arguments.class_index}")
     if arguments.samples < 1:
         problems.append(f"--samples must be at least 1, found {arguments.samples}")
-    problem = (
-        None
-        if arguments.output is None
-        else find_folder_problem(Path(arguments.output), "--output")
-    )
-    if problem is not None:
-        problems.append(problem)
+    if arguments.output is not None:
+        problem = find_folder_problem(Path(arguments.output), "--output")
+        problems += [] if problem is None else [problem]
     if problems:
         raise ConfigError(problems)
-    if arguments.task is not None:
-        check_task(Path(arguments.paths[0]), arguments.task)
-
-
-def check_task(folder: Path, task: str) -> None:
-    """Raise a DataError if a run has scores, and none of that task; without scores its checkpoint tells later."""
-    from mcit.reports.runs import SCORES, read_run
-
-    if (folder / SCORES).is_file():
-        run = read_run(folder)
-        learned = run.tasks[: len(run.matrix.rows)]
-        if task not in learned:
-            raise DataError(
-                f"unknown task {task!r}{suggest(task, learned)} (learned so far: {', '.join(learned)})"
-            )
 
 
 def choose_output(arguments: argparse.Namespace) -> Path:
-    """The folder that was given; else `explore/` in the one run, or here."""
+    """Return the folder that was given, else `explore/` in the one run, or here."""
     if arguments.output:
         return Path(arguments.output)
     first = Path(arguments.paths[0])
-    return (first if len(arguments.paths) == 1 and first.is_dir() else Path.cwd()) / "explore"
+    if len(arguments.paths) == 1 and first.is_dir():
+        return first / "explore"
+    return Path("explore")
 
 
 def explore_files(paths: Sequence[str]) -> tuple[list[Any], list[Any]]:
-    """Tables and drawings of the importance that the paths hold."""
-    from mcit.reports import explorer, explorer_tables
+    """Return tables and drawings of the importance at these paths."""
+    from mcit.reports import explorer
     from mcit.reports.figures import importance
-    from mcit.reports.figures.style import house_style
+    from mcit.reports.figures.style import SCREEN
 
     sources = explorer.read_sources(paths)
-    summaries = [explorer.summarise(source) for source in sources]
+    summaries = [explorer.summarize_source(source) for source in sources]
     tables = [
-        explorer_tables.tabulate_sources(summaries),
-        explorer_tables.tabulate_parts(summaries),
-        explorer_tables.tabulate_layers(summaries),
+        explorer.tabulate_sources(summaries),
+        explorer.tabulate_parts(summaries),
+        explorer.tabulate_layers(summaries),
     ]
-    with house_style():
-        drawings = [
-            importance.draw_parts(summaries),
-            importance.draw_layers(summaries),
-            importance.draw_histogram(summaries),
-        ]
-        if len(sources) > 1:
-            overlap = explorer.compare(sources)
-            tables.append(explorer_tables.tabulate_overlap(overlap))
-            drawings.append(importance.draw_overlap(overlap))
+    drawings = [
+        importance.draw_parts(summaries, SCREEN),
+        importance.draw_layers(summaries, SCREEN),
+        importance.draw_histogram(summaries, SCREEN),
+    ]
+    if len(sources) > 1:
+        overlap = explorer.compare_sources(sources)
+        tables.append(explorer.tabulate_overlap(overlap))
+        drawings.append(importance.draw_overlap(overlap, SCREEN))
     return tables, drawings
 
 
-def explore_class(
-    folder: Path, task: str, class_index: int, samples: int
-) -> tuple[list[Any], list[Any]]:
-    """The table and the drawing of what each score protects for samples of a class."""
-    from mcit.reports.explorer_tables import tabulate_classes
+def explore_class(arguments: argparse.Namespace) -> tuple[list[Any], list[Any]]:
+    """Return the table and the drawing of what each score protects for samples of a class."""
+    from mcit.reports.class_table import tabulate_classes
     from mcit.reports.figures.importance import draw_classes
-    from mcit.reports.figures.style import house_style
+    from mcit.reports.figures.style import SCREEN
+    from mcit.reports.runs import SCORES, read_run
+    from mcit.reports.tables import make_slug
 
-    view, about = view_class(folder, task, class_index, samples)
-    plain = re.sub(r"[^\w.]+", "-", task).strip("-")
-    name = f"classifier-{plain}-class-{class_index}"
-    with house_style():
-        drawing = draw_classes(view, about)
-    return [replace(tabulate_classes(view, about), name=name)], [replace(drawing, name=name)]
+    folder = Path(arguments.paths[0])
+    if (folder / SCORES).is_file():
+        # scores are read in no time, a network is not
+        run = read_run(folder)
+        check_task(arguments.task, run.tasks[: run.learned])
+    view, last = view_class(folder, arguments.task, arguments.class_index, arguments.samples)
+    name = f"classifier-{make_slug(arguments.task)}-class-{arguments.class_index}"
+    about = f"after {last}"
+    drawing = draw_classes(view, name, about, SCREEN)
+    return [tabulate_classes(view, name, about)], [drawing]
+
+
+def check_task(task: str, learned: Iterable[str]) -> None:
+    """Raise a DataError if a task is not one that was learned."""
+    if task not in learned:
+        names = ", ".join(learned)
+        near = suggest(task, learned)
+        raise DataError(f"unknown task {task!r}{near} (learned so far: {names})")
 
 
 def view_class(folder: Path, task_name: str, class_index: int, samples: int) -> tuple[Any, str]:
-    """What each score protects for samples of a class, in the network of a run's newest checkpoint."""
-    from torch import nn
+    """Return what is protected in the newest checkpoint of a run, and the last task it learned."""
+    from mcit.api import load_run
+    from mcit.class_importance import view_classifier
 
-    from mcit.commands.run import prepare
-    from mcit.config import RunConfig, parse, read_yaml
-    from mcit.reports.classifier import view_classifier
-    from mcit.reports.restored import read_newest, restore
+    trained = load_run(folder)
+    task = trained.find_task(task_name)
+    trained.session.method.before_scoring(trained.stage, task)
 
-    if not (folder / "config.yaml").is_file():
-        raise DataError(
-            f"{folder} is no folder of a run: it has no config.yaml; give one that `mcit run` wrote"
-        )
-    snapshot = read_newest(folder)
-    restored = restore(prepare(parse(RunConfig, read_yaml(folder / "config.yaml"))), snapshot)
-    task = restored.find_task(task_name)
-    learner = restored.prepare(task)
-    path = f"heads.{task.head.name}"
-    linears = [
-        name
-        for name, module in learner.get_submodule(path).named_modules()
-        if isinstance(module, nn.Linear)
-    ]
+    def forward(model: Any, batch: Any) -> Any:
+        return model(batch, task.head).logits, task.target(batch)
+
+    batches = (part.batch for part in trained.stage.load(task, "train"))
+    weight = trained.learner.classifier_weight(task.head)
     try:
         view = view_classifier(
-            learner,
-            restored.stage.loader(task, "train"),
-            f"{path}.{linears[-1]}.weight",
-            class_index,
-            forward=lambda model, batch: (model(batch, task.head), task.target(batch)),
-            most=samples,
+            trained.learner, batches, weight, class_index, forward=forward, most=samples
         )
     except ValueError as error:
         raise DataError(f"{task_name}: {error}") from None
-    return view, f"after {restored.task}, "
+    return view, trained.stage.task.name

@@ -11,100 +11,118 @@ from typing import Any
 
 from mcit.arguments import some_text
 from mcit.errors import FolderError
-from mcit.folders import find_folder_problem, make_folder
+from mcit.files import find_folder_problem, make_folder
 
 HELP = "make the tables, figures and page of any number of runs"
 FORMATS = ("terminal", "markdown", "latex", "csv")
-FEW = 4  # groups up to which the terminal shows each by itself
+STYLES = ("screen", "paper")
+# groups up to which the terminal shows each by itself
+FEW = 4
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of `mcit report`."""
+    """Add the options of `mcit report`."""
     parser.add_argument(
         "runs",
         nargs="+",
         type=some_text,
         metavar="RUN",
-        help="folder of a run, folder that holds several, or a CSV or JSON matrix of another toolkit",
+        help="folder of a run, folder of several, or a CSV or JSON matrix of another toolkit",
     )
     parser.add_argument(
         "--output",
         type=some_text,
         metavar="DIR",
-        help="folder to write to (default: that of the one run, or report/ beside several)",
+        help="folder to write to (default: that of the one run, or report/ next to several)",
     )
     parser.add_argument(
         "--format", choices=FORMATS, default="terminal", help="what is printed (default: terminal)"
+    )
+    parser.add_argument(
+        "--style",
+        choices=STYLES,
+        default="screen",
+        help="figures for screens, or for a column of a paper (default: screen)",
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Read the runs, write everything that can be made of them, and print the tables."""
+    from mcit.reports.extras import check_extra
     from mcit.reports.runs import read_runs
 
+    check_extra()
     skipped: list[str] = []
     runs = read_runs(arguments.runs, skipped)
-    output = Path(arguments.output) if arguments.output else choose_output(runs, arguments.runs)
+    output = choose_output(runs, arguments.runs)
+    if arguments.output:
+        output = Path(arguments.output)
     make_folder(output, "--output")
     for name in ("tables", "figures"):
         problem = find_folder_problem(output / name, "--output")
         if problem is not None:
             raise FolderError(problem)
-    # late: matplotlib and scipy take seconds to import, and what is wrong with the runs is told before
+    # matplotlib takes seconds to import: a mistake is reported before
     from mcit.reports.report import write_report
 
-    report = write_report(runs, output, arguments.given)
-    show(report, output, arguments.format)
+    report = write_report(runs, output, arguments.given, style=arguments.style)
+    print_report(report, arguments.format)
     for line in skipped:
-        print(
-            f"left out: {line}", file=sys.stdout if arguments.format == "terminal" else sys.stderr
-        )
+        print(f"left out: {line}", file=_choose_stream(arguments.format))
     return 0
 
 
 def choose_output(runs: Sequence[Any], given: Sequence[str]) -> Path:
-    """The folder of one run; `report/` in the folder that holds all of several, or here if nothing but / does."""
+    """Return the folder of one run, or `report/` in the folder that holds all of several."""
     from mcit.reports.runs import SCORES
 
     if len(runs) == 1 and runs[0].folder is not None:
         return runs[0].folder
     parents = [run.folder.resolve().parent for run in runs if run.folder is not None]
-    parents += [
-        Path(path).resolve().parent
-        for path in given
-        if Path(path).is_file() and Path(path).name != SCORES
-    ]
+    for path in map(Path, given):
+        if path.is_file() and path.name != SCORES:
+            parents.append(path.resolve().parent)
     common = Path(os.path.commonpath(parents))
-    return (Path.cwd() if common == Path(common.anchor) else common) / "report"
+    if common == Path(common.anchor):
+        # nothing but the root holds them all
+        common = Path.cwd()
+    return common / "report"
 
 
-def show(report: Any, output: Path, form: str) -> None:
-    """Print the tables, then what to know before comparing and what was written; these aside if others read on."""
-    from mcit.reports.formats import format_csv, format_latex, format_markdown_table, print_tables
+def print_report(report: Any, form: str) -> None:
+    """Print the tables, then what to know before comparing, and what was written."""
+    from mcit.reports.formats import format_csv, format_markdown_table
+    from mcit.reports.latex import format_latex
 
-    writers = {"markdown": format_markdown_table, "latex": format_latex, "csv": format_csv}
-    aside = sys.stdout if form == "terminal" else sys.stderr
+    forms = {
+        "markdown": ("## ", format_markdown_table),
+        "latex": ("% ", format_latex),
+        "csv": ("# ", format_csv),
+    }
+    stream = _choose_stream(form)
     if form == "terminal":
-        shown = [
-            t
-            for t in report.tables
-            if len(report.groups) <= FEW or not t.name.startswith("matrix-")
-        ]
-        print_tables(shown)
-        if len(shown) < len(report.tables):
-            print(f"{len(report.tables) - len(shown)} tables of one method each are in report.md\n")
+        _print_tables(report)
     else:
-        mark = {"markdown": "## ", "latex": "% ", "csv": "# "}[form]
-        print(
-            "\n".join(f"{mark}{table.title}\n\n{writers[form](table)}" for table in report.tables),
-            end="",
-        )
-    for warning in report.warnings:
-        print(f"before comparing: {warning}", file=aside)
-    names = ", ".join(dict.fromkeys(_name(path.relative_to(output)) for path in report.files))
-    print(f"written to {output}: {names}", file=aside)
+        mark, render = forms[form]
+        for table in report.tables:
+            print(f"{mark}{table.title}\n\n{render(table)}")
+    for caveat in report.caveats:
+        print(f"before comparing: {caveat}", file=stream)
+    print(f"written to {report.folder}: report.md, report.html, tables/, figures/", file=stream)
 
 
-def _name(path: Path) -> str:
-    """A file of its own name; those of a folder together."""
-    return path.name if len(path.parts) == 1 else f"{path.parts[0]}/"
+def _print_tables(report: Any) -> None:
+    from mcit.reports.formats import TableKind, print_tables
+
+    shown = report.tables
+    if len(report.groups) > FEW:
+        shown = [table for table in shown if table.kind is not TableKind.MATRIX]
+    print_tables(shown)
+    left = len(report.tables) - len(shown)
+    if left:
+        print(f"{left} tables of one method each are in report.md\n")
+
+
+def _choose_stream(form: str) -> Any:
+    """Return where messages go: not among tables that another program reads."""
+    return sys.stdout if form == "terminal" else sys.stderr

@@ -1,4 +1,4 @@
-"""`mcit sweep`: strengths, methods, seeds and orders as a grid of runs, with one table at the end."""
+"""`mcit sweep`: strengths, methods, seeds and orders as a grid of runs, compared at the end."""
 
 from __future__ import annotations
 
@@ -6,27 +6,41 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
 
-from mcit.arguments import OptionParser, parse_seeds, some_text, split_list, whole_number
-from mcit.commands.run import FLAVOURS, find_early_problems
-from mcit.config import ConfigError, RunConfig, suggest
-from mcit.folders import find_folder_problem
+from mcit.arguments import parse_seeds, some_text, split_list, whole_number
+from mcit.commands.run import say_nothing
+from mcit.config.parse import parse
+from mcit.config.schema import PRESETS
+from mcit.errors import ConfigError
+from mcit.files import find_folder_problem, write_json
+from mcit.reports.extras import check_extra
+from mcit.spelling import suggest
+from mcit.sweeps.grid import Grid, find_problems, find_repeated, parse_strengths, read_grid
+
+if TYPE_CHECKING:
+    from mcit.sweeps.jobs import Failure, Job
+    from mcit.sweeps.selection import Choice
 
 HELP = "run a grid of strengths, methods, seeds and orders, and compare them"
 EPILOG = """
-  mcit sweep --order vqa,nlvr2,snli-ve,vcr --methods finetune,ewc,ewc_dr --strengths 100,300,1000 --seeds 1,2,3 --jobs 2
+  mcit sweep --order vqa,nlvr2,snli-ve,vcr --methods finetune,ewc,ewc_dr --strengths 100,300,1000
   mcit sweep grid.yaml --output runs/grid --dry-run
 
-A grid file has the same names: order or orders, methods (a list, or a section that gives each its strengths:
-`ewc: [300, 1000]`), strengths, seeds, config, flavour, data_root, set. Options given here stand over the file. Runs
-that are complete are not repeated and runs that were interrupted go on: the same command continues a sweep.
+A grid file has the same names: order or orders, methods (a list, or a section that gives each its
+strengths: `ewc: [300, 1000]`), strengths, seeds, config, preset, data_root, set. Options given here
+stand over the file. Runs that are complete are not repeated and interrupted runs are resumed: the
+same command continues a sweep.
 """
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.formatter_class, parser.epilog = argparse.RawDescriptionHelpFormatter, EPILOG
+    """Add the options of `mcit sweep`."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EPILOG
     parser.add_argument(
         "grid", nargs="?", type=some_text, help="a YAML file that describes the grid"
     )
@@ -45,25 +59,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--seeds", type=split_list, help="comma-separated, or a range: 1,2,3 or 1-3 (default: 1-3)"
     )
     parser.add_argument("--config", type=some_text, help="as in `mcit run`, for every run")
-    parser.add_argument("--flavour", choices=FLAVOURS, help="as in `mcit run`")
-    parser.add_argument(
-        "--data-root", dest="data_root", type=some_text, metavar="DIR", help="as in `mcit run`"
-    )
+    parser.add_argument("--preset", choices=PRESETS, help="as in `mcit run`")
+    parser.add_argument("--data-root", type=some_text, metavar="DIR", help="as in `mcit run`")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="as in `mcit run`"
     )
     parser.add_argument(
         "--output",
-        type=lambda text: Path(some_text(text)),
-        default=Path("runs/sweep"),
+        type=some_text,
+        default="runs/sweep",
         metavar="DIR",
         help="folder of all runs (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--stage-cache",
-        type=some_text,
-        metavar="DIR",
-        help="as in `mcit run`: stages that runs share are learned once",
     )
     choosing = parser.add_argument_group("choosing strengths")
     choosing.add_argument(
@@ -72,11 +78,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const=2,
         metavar="TASKS",
-        help="pick each method's strength by the mean of A_t over the first so many tasks, 2 unless said; "
-        "later tasks are not looked at",
+        help="pick each method's strength by the mean of A_t over the first so many tasks "
+        "(default: 2); later tasks are not looked at",
     )
     choosing.add_argument(
-        "--select-seeds", type=split_list, help="pick on these seeds, and report on --seeds"
+        "--select-seeds",
+        type=split_list,
+        default=[],
+        help="pick on these seeds, and report on --seeds",
     )
     choosing.add_argument(
         "--match",
@@ -87,7 +96,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--reference",
         type=some_text,
         metavar="METHOD",
-        help="for --match (default: the first that has a strength)",
+        help="for --match (default: the first that holds weights by importance)",
     )
     running = parser.add_argument_group("running")
     add_running_options(running)
@@ -97,7 +106,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_running_options(parser: Any) -> None:
-    """How runs are made, here and in `mcit reproduce`."""
+    """Add the options that say how runs are made, here and in `mcit reproduce`."""
     parser.add_argument(
         "--jobs",
         type=whole_number,
@@ -117,170 +126,104 @@ def add_running_options(parser: Any) -> None:
         default=[],
         help="comma-separated; each run gets one (default: no GPU is assigned)",
     )
+    parser.add_argument(
+        "--stage-cache",
+        type=some_text,
+        metavar="DIR",
+        help="as in `mcit run`: stages that runs share are learned once",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Plan, run what is missing, choose, report."""
-    from dataclasses import replace
-
-    from mcit.sweeps import grid as grids
-
+    """Check the grid, match strengths if that is asked for, and make the runs."""
     grid = build_grid(arguments)
-    output = arguments.output
-    _check(arguments, grid)
-    # from here on torch is needed, which takes seconds to import: a typo is told before
+    problems = find_option_problems(arguments, grid)
+    problems += find_problems(grid)
+    if problems:
+        raise ConfigError(problems)
+    # a sweep ends with a report, hours later
+    check_extra()
+    # from here on torch is needed, which takes seconds to import: a typo is reported before
     check_gpus(arguments.gpus)
+    if arguments.match:
+        matched = match_stiffness(grid, arguments)
+        if matched is None:
+            return 0
+        grid = matched
+    return run_grid(grid, arguments)
+
+
+def run_grid(grid: Grid, arguments: argparse.Namespace) -> int:
+    """Plan, make the runs that are missing, choose strengths, and report; return the exit code."""
+    from mcit.sweeps.jobs import plan_jobs
+    from mcit.sweeps.selection import check_seen, keep_chosen
     from mcit.sweeps.summary import print_plan, write_summary
 
-    if arguments.match:
-        grid = _match(grid, arguments)
-        if grid is None:
-            return 0
-    jobs = candidates = grids.plan_jobs(grid, output, read_options)
+    output = Path(arguments.output)
+    jobs = plan_jobs(grid, output)
+    candidates = jobs
     if arguments.select_seeds:
-        candidates = grids.plan_jobs(
-            replace(grid, seeds=parse_seeds(arguments.select_seeds)), output, read_options
-        )
-    _check_select(arguments.select, jobs)
+        seeds = parse_seeds(arguments.select_seeds)
+        candidates = plan_jobs(replace(grid, seeds=seeds), output)
+    if arguments.select is not None:
+        check_seen(jobs, arguments.select)
     print_plan(candidates, jobs, arguments.select)
     if arguments.dry_run:
         check_data(find_missing([*candidates, *jobs]))
         return 0
+    picked: list[str] = []
     try:
         failed = make_runs(candidates, arguments)
-        choices, picked = (
-            _select(candidates, arguments.select, grid, output) if arguments.select else ([], [])
-        )
-        jobs = grids.keep_chosen(jobs, choices)
-        failed += make_runs(jobs, arguments) if arguments.select_seeds else []
+        if arguments.select is not None:
+            choices, picked = select_strengths(candidates, grid, arguments)
+            jobs = keep_chosen(jobs, choices)
+        if arguments.select_seeds:
+            failed += make_runs(jobs, arguments)
     except KeyboardInterrupt:
-        print(
-            f"\nmcit: stopped, and all runs with it; to go on: {arguments.given}", file=sys.stderr
-        )
-        return 130
-    write_summary(candidates, jobs, bool(arguments.match), picked, output, arguments.given)
+        return explain_interruption(arguments)
+    write_summary(
+        candidates,
+        jobs,
+        matched=bool(arguments.match),
+        picked=picked,
+        output=output,
+        command=arguments.given,
+    )
     return 1 if failed else 0
 
 
-def build_grid(arguments: argparse.Namespace) -> Any:
-    """The grid file, and the options of the command line over it."""
-    from mcit.sweeps import grid as grids
-
-    if arguments.grid and not Path(arguments.grid).exists():
-        near = suggest(arguments.grid, [str(path) for path in Path().glob("*.yaml")])
-        hint = "items of a list such as --methods are joined by commas, without spaces"
-        raise ConfigError([f"no grid file {arguments.grid!r}{near} ({hint})"])
-    data = grids.read_grid(Path(arguments.grid)) if arguments.grid else {}
-    if arguments.order:
-        data["orders"] = arguments.order
+def build_grid(arguments: argparse.Namespace) -> Grid:
+    """Return the grid of the file, with the options of the command line over it."""
+    data: dict[str, Any] = {"methods": {}, "set": []}
+    if arguments.grid:
+        data = _read_file(arguments.grid)
+    methods = data["methods"]
     if arguments.methods:
-        known = data.get("methods", {})
-        names = grids.refuse_twice("--methods", arguments.methods)
-        data["methods"] = {name: known.get(name, {}) for name in names}
-    shared, own = grids.parse_strengths(arguments.strengths, list(data.get("methods", {})))
+        problems = find_repeated("--methods", arguments.methods)
+        if problems:
+            raise ConfigError(problems)
+        methods = {name: methods.get(name, {}) for name in arguments.methods}
+    shared, own = parse_strengths(arguments.strengths, list(methods))
     if shared:
         data["strengths"] = shared
-        data["methods"] = {
-            name: {**known, "strengths": []} for name, known in data.get("methods", {}).items()
-        }
-    for method, strengths in own.items():
-        data["methods"][method] = {**data["methods"][method], "strengths": strengths}
-    if arguments.seeds is not None:
-        data["seeds"] = list(parse_seeds(arguments.seeds))
-    for name in ("config", "flavour", "data_root"):
+        own = {name: own.get(name, []) for name in methods}
+    for name, strengths in own.items():
+        methods[name] = {**methods[name], "strengths": strengths}
+    data["methods"] = methods
+    if arguments.order:
+        data["orders"] = arguments.order
+    if arguments.seeds:
+        data["seeds"] = parse_seeds(arguments.seeds)
+    for name in ("config", "preset", "data_root"):
         if getattr(arguments, name) is not None:
             data[name] = getattr(arguments, name)
-    changes = data.get("set", [])
-    data["set"] = [*(changes if isinstance(changes, list) else [changes]), *arguments.set]
-    data.setdefault("methods", {})
-    return grids.make_grid(data)
+    data["set"] = [*data["set"], *arguments.set]
+    return parse(Grid, data)
 
 
-def read_options(options: Sequence[str]) -> RunConfig:
-    """The configuration that options of `mcit run` stand for."""
-    from mcit.commands import run as command
-
-    parser = OptionParser(prog="mcit run")
-    command.add_options(parser)
-    return command.read_config(parser.parse_args(options))
-
-
-def make_runs(jobs: Sequence[Any], arguments: argparse.Namespace) -> list[Any]:
-    """Make those that are not complete yet; gives the failures."""
-    from mcit.sweeps.jobs import run_jobs
-
-    missing = find_missing(jobs)
-    check_data(missing)
-    extra = ["--set", "checkpoint.importance=false"]  # the files of many runs would fill a disk
-    extra += ["--stage-cache", arguments.stage_cache] if arguments.stage_cache else []
-    at_once = arguments.jobs or len(arguments.gpus) or 1
-    return run_jobs(missing, at_once, arguments.threads, arguments.gpus, extra)
-
-
-def find_missing(jobs: Sequence[Any]) -> list[Any]:
-    """Return the runs that are not complete yet."""
-    from mcit.sweeps.jobs import find_state
-
-    return [job for job in jobs if find_state(job) != "done"]
-
-
-def check_data(jobs: Sequence[Any]) -> None:
-    """Raise what is wrong with the data of the runs, once for each order and before any of them is started."""
-    from mcit.commands.run import mute, prepare
-
-    for order in dict.fromkeys(job.order for job in jobs):
-        plan = prepare(next(job.config for job in jobs if job.order == order), mute)
-        if plan.embedded:
-            print(
-                "no --data-root: these runs use the embedded benchmark (generated scenes, a small ViLT)"
-            )
-
-
-def check_running_options(arguments: argparse.Namespace) -> list[str]:
-    """Return what is wrong with the options that say how runs are made."""
-    problems = []
-    if arguments.jobs is not None and arguments.jobs < 1:
-        problems.append(f"--jobs must be at least 1, found {arguments.jobs}")
-    if arguments.threads < 1:
-        problems.append(f"--threads must be at least 1, found {arguments.threads}")
-    if arguments.gpus and arguments.jobs and arguments.jobs > len(arguments.gpus):
-        problems.append(
-            f"--jobs {arguments.jobs} needs as many --gpus, found {len(arguments.gpus)}"
-        )
-    for option, folder in (
-        ("--output", arguments.output),
-        ("--stage-cache", arguments.stage_cache),
-    ):
-        problem = None if folder is None else find_folder_problem(Path(folder), option)
-        if problem is not None:
-            problems.append(problem)
-    return problems
-
-
-def check_gpus(gpus: Sequence[str]) -> None:
-    """Raise a ConfigError if runs cannot have these GPUs; torch is asked, which takes seconds to import."""
-    if not gpus:
-        return
-    import torch
-
-    there = torch.cuda.device_count()
-    if there == 0:
-        raise ConfigError(
-            [
-                f"--gpus {','.join(gpus)}: torch finds no GPU here; leave --gpus out to run on the CPU"
-            ]
-        )
-    # with CUDA_VISIBLE_DEVICES set, numbers count all GPUs of the machine and not those that torch finds
-    beyond = [gpu for gpu in gpus if gpu.isdecimal() and int(gpu) >= there]
-    if beyond and "CUDA_VISIBLE_DEVICES" not in os.environ:
-        raise ConfigError(
-            [f"--gpus {beyond[0]}: torch finds {there} GPUs here, which count from 0"]
-        )
-
-
-def _check(arguments: argparse.Namespace, grid: Any) -> None:
-    """Raise all that is wrong with a sweep, as far as that is known without torch."""
-    problems = check_running_options(arguments)
+def find_option_problems(arguments: argparse.Namespace, grid: Grid) -> list[str]:
+    """Return what is wrong with the options of a sweep, without its runs."""
+    problems = find_running_problems(arguments)
     if arguments.select is None and arguments.select_seeds:
         problems.append("--select-seeds is for --select: it says which seeds pick a strength")
     if arguments.select is not None and arguments.match:
@@ -289,146 +232,119 @@ def _check(arguments: argparse.Namespace, grid: Any) -> None:
         )
     if arguments.reference and not arguments.match:
         problems.append("--reference is for --match: it says whose stiffness all methods get")
-    both = sorted({*parse_seeds(arguments.select_seeds or [])} & {*grid.seeds})
+    both = sorted({*parse_seeds(arguments.select_seeds)} & {*grid.seeds})
     if both:
         listed = ", ".join(map(str, both))
-        reason = "what picks a strength must not report on it"
-        problems.append(f"--select-seeds and --seeds share {listed}: {reason}; choose other seeds")
-    problems += _find_run_problems(grid)
-    if problems:
-        raise ConfigError(problems)
+        problems.append(
+            f"--select-seeds and --seeds share {listed}: what picks a strength must not report on "
+            "it; choose other seeds"
+        )
+    return problems
 
 
-def _find_run_problems(grid: Any) -> list[str]:
-    """Return what is wrong with the runs of a grid: names, keys, folders, and what is said twice."""
-    from mcit.sweeps import grid as grids
+def find_running_problems(arguments: argparse.Namespace) -> list[str]:
+    """Return what is wrong with the options that say how and where runs are made."""
+    problems = []
+    gpus = len(arguments.gpus)
+    if arguments.jobs is not None and arguments.jobs < 1:
+        problems.append(f"--jobs must be at least 1, found {arguments.jobs}")
+    if arguments.threads < 1:
+        problems.append(f"--threads must be at least 1, found {arguments.threads}")
+    if arguments.gpus and arguments.jobs and arguments.jobs > gpus:
+        problems.append(f"--jobs {arguments.jobs} needs as many --gpus, found {gpus}")
+    folders = {"--output": arguments.output, "--stage-cache": arguments.stage_cache}
+    for option, folder in folders.items():
+        problem = None
+        if folder is not None:
+            problem = find_folder_problem(Path(folder), option)
+        if problem is not None:
+            problems.append(problem)
+    return problems
 
-    found: dict[str, None] = {}
-    for order in grid.orders or (None,):
-        for method in grid.methods:
-            try:
-                config = read_options(grids.make_options(grid, order, method, grid.seeds[0]))
-                found |= dict.fromkeys(find_early_problems(config))
-            except ConfigError as error:
-                found |= dict.fromkeys(error.problems)
-    return [*found, *grids.find_conflicts(grid)]
 
-
-def _check_select(select: int | None, jobs: Sequence[Any]) -> None:
-    """Refuse to pick by more tasks than there are, or by so few that all strengths are alike."""
-    from mcit.runner.plan import resolve
-    from mcit.sweeps.grid import LEAST_SEEN
-
-    if select is None:
+def check_gpus(gpus: Sequence[str]) -> None:
+    """Raise a ConfigError if runs cannot have these GPUs."""
+    if not gpus:
         return
-    if select < LEAST_SEEN:
+    import torch
+
+    count = torch.cuda.device_count()
+    if count == 0:
+        listed = ",".join(gpus)
         raise ConfigError(
-            [
-                f"--select needs at least {LEAST_SEEN} tasks, found {select}: after the first, all strengths are alike"
-            ]
+            [f"--gpus {listed}: torch finds no GPU here; leave --gpus out to run on the CPU"]
         )
-    fewest = min(len(resolve(job.config).tasks) for job in jobs)
-    if select > fewest:
+    # with CUDA_VISIBLE_DEVICES set, numbers count all GPUs of the machine, not those torch finds
+    beyond = [gpu for gpu in gpus if gpu.isdecimal() and int(gpu) >= count]
+    if beyond and "CUDA_VISIBLE_DEVICES" not in os.environ:
         raise ConfigError(
-            [f"--select {select}: the order has {fewest} tasks; pick by as many or fewer"]
+            [f"--gpus {beyond[0]}: torch finds {count} GPUs here, which count from 0"]
         )
 
 
-def _match(grid: Any, arguments: argparse.Namespace) -> Any:
-    """The grid with strengths of equal stiffness; None where a dry run would have to measure them."""
-    from dataclasses import replace
+def make_runs(jobs: Sequence[Job], arguments: argparse.Namespace) -> list[Failure]:
+    """Make the runs that are not complete yet, and return those that failed."""
+    from mcit.sweeps.jobs import run_jobs
 
-    from mcit.sweeps import grid as grids
-    from mcit.sweeps import stiffness
-
-    methods = [name for name in grid.methods if grids.has_options(name, "strength", "manager")]
-    reference = arguments.reference or next(iter(methods), None)
-    if len(methods) < 2 or reference not in methods:
-        listed = ", ".join(methods) or "none"
-        raise ConfigError(
-            [
-                f"--match needs two methods that hold weights by importance, the reference among them; found {listed}"
-            ]
-        )
-    if len(grid.orders) > 1:
-        raise ConfigError(
-            [
-                "--match takes one order, for another first task has another stiffness; give one of them"
-            ]
-        )
-    strengths = grid.methods[reference].strengths or grid.strengths
-    if not strengths:
-        raise ConfigError(
-            [f"--match needs strengths of the reference, such as --strengths {reference}=100,300"]
-        )
-    measured = _measure(grid, methods, arguments)
-    if measured is None:
-        print(
-            f"would measure the mean stiffness of {', '.join(methods)} after the first task, then plan the runs"
-        )
-        return None
-    matched = stiffness.match_strengths(measured, reference, strengths)
-    print(
-        "\n".join([*stiffness.describe_match(measured, reference, matched), stiffness.EXPLANATION])
+    missing = find_missing(jobs)
+    check_data(missing)
+    # the importance files of many runs would fill a disk
+    extra = ["--set", "checkpoint.importance=false"]
+    if arguments.stage_cache:
+        extra += ["--stage-cache", arguments.stage_cache]
+    return run_jobs(
+        missing,
+        at_once=arguments.jobs or len(arguments.gpus) or 1,
+        threads=arguments.threads,
+        gpus=arguments.gpus,
+        extra=extra,
     )
-    own = {
-        name: replace(m, strengths=matched.get(name, m.strengths))
-        for name, m in grid.methods.items()
-    }
-    return replace(grid, methods=own, strengths=())
 
 
-def _measure(
-    grid: Any, methods: Sequence[str], arguments: argparse.Namespace
-) -> dict[str, float] | None:
-    """Mean stiffness at strength 1 by method, with the first seed; what an earlier start measured is not repeated."""
-    from dataclasses import replace
-    from tempfile import TemporaryDirectory
-
-    from mcit.commands.run import mute, prepare
-    from mcit.sweeps import grid as grids
-    from mcit.sweeps import stiffness
-    from mcit.sweeps.jobs import identify
-
-    measured, found = stiffness.Measured(arguments.output / "stiffness.json"), {}
-    alone = {name: replace(grid.methods[name], strengths=(1.0,)) for name in methods}
-    with TemporaryDirectory(prefix="mcit-") as scratch:
-        cache = Path(arguments.stage_cache or scratch)
-        for job in grids.plan_jobs(
-            replace(grid, methods=alone, seeds=grid.seeds[:1]), arguments.output, read_options
-        ):
-            identity = identify(job.config)
-            mean = measured.find(job.method, identity)
-            if mean is None and arguments.dry_run:
-                check_data([job])
-                return None
-            if mean is None:
-                print(
-                    f"measuring the mean stiffness of {job.method} after the first task", flush=True
-                )
-                mean = stiffness.measure_stiffness(prepare(job.config, mute), cache, progress=True)
-                measured.add(job.method, identity, mean)
-            found[job.method] = mean
-    return found
-
-
-def _select(jobs: Sequence[Any], seen: int, grid: Any, output: Path) -> tuple[list[Any], list[str]]:
-    """What is picked, and the lines that say how."""
-    from mcit.files import write_json
-    from mcit.sweeps import grid as grids
+def find_missing(jobs: Sequence[Job]) -> list[Job]:
+    """Return the jobs whose runs are not complete yet."""
     from mcit.sweeps.jobs import find_state
 
-    choices = grids.select([job for job in jobs if find_state(job) == "done"], seen)
-    rule = grids.describe_rule(seen)
+    return [job for job in jobs if find_state(job) != "done"]
+
+
+def check_data(jobs: Sequence[Job]) -> None:
+    """Raise what is wrong with the data of the runs, once for each order and before any starts."""
+    from mcit.runner.preparing import prepare_plan
+
+    first: dict[str, Job] = {}
+    for job in jobs:
+        first.setdefault(job.order, job)
+    plans = [prepare_plan(job.plan.config, say_nothing) for job in first.values()]
+    if any(plan.embedded for plan in plans):
+        print("no --data-root: these runs use the embedded benchmark")
+
+
+def explain_interruption(arguments: argparse.Namespace) -> int:
+    """Print how to continue after Ctrl-C, and return the exit code."""
+    line = f"mcit: stopped, and all runs with it; to continue: {arguments.given}"
+    print(f"\n{line}", file=sys.stderr)
+    return 130
+
+
+def select_strengths(
+    jobs: Sequence[Job], grid: Grid, arguments: argparse.Namespace
+) -> tuple[list[Choice], list[str]]:
+    """Return the strengths that are picked and the lines that say how; write both to a file."""
+    from mcit.sweeps.jobs import find_state
+    from mcit.sweeps.selection import describe_rule, select
+
+    done = [job for job in jobs if find_state(job) == "done"]
+    choices = select(done, arguments.select)
+    rule = describe_rule(arguments.select)
     lines = [f"selection: {rule}."]
     for choice in choices:
+        where = f"{choice.order}: " if len(grid.orders) > 1 else ""
+        lines.append(f"{where}{choice.describe()}")
+    if choices and not arguments.select_seeds:
         lines.append(
-            f"{choice.order + ': ' if choice.order and len(grid.orders) > 1 else ''}{choice.describe()}"
-        )
-    reused = sorted({seed for choice in choices for seed in choice.seeds} & {*grid.seeds})
-    if reused:
-        lines.append(
-            "picked on the seeds that are reported, which flatters them; --select-seeds keeps the two apart"
+            "picked on the seeds that are reported, which flatters them; --select-seeds keeps the "
+            "two apart"
         )
     print("\n  ".join(lines))
     record = {
@@ -436,5 +352,92 @@ def _select(jobs: Sequence[Any], seen: int, grid: Any, output: Path) -> tuple[li
         "seeds_reported": list(grid.seeds),
         "choices": [choice.to_dict() for choice in choices],
     }
-    write_json(output / "selection.json", record)
+    write_json(Path(arguments.output) / "selection.json", record)
     return choices, lines
+
+
+def match_stiffness(grid: Grid, arguments: argparse.Namespace) -> Grid | None:
+    """Return the grid with strengths of equal stiffness; None if a dry run does not know them."""
+    from mcit.consolidating import ConsolidatingMethod
+    from mcit.registry import find_method
+    from mcit.sweeps.stiffness import EXPLANATION, describe_match, match_strengths
+
+    methods = [name for name in grid.methods if issubclass(find_method(name), ConsolidatingMethod)]
+    reference = _choose_reference(grid, methods, arguments.reference)
+    stiffness = _measure(grid, methods, arguments)
+    if stiffness is None:
+        listed = ", ".join(methods)
+        print(f"would measure the mean stiffness of {listed} after the first task, and plan then")
+        return None
+    strengths = grid.methods[reference].strengths or grid.strengths
+    matched = match_strengths(stiffness, reference, strengths)
+    print("\n".join([*describe_match(stiffness, reference, matched), EXPLANATION]))
+    sections = {}
+    for name, section in grid.methods.items():
+        own = matched.get(name, section.strengths)
+        sections[name] = replace(section, strengths=own)
+    return replace(grid, methods=sections, strengths=())
+
+
+def _choose_reference(grid: Grid, methods: Sequence[str], asked: str | None) -> str:
+    """Return the method whose stiffness all get; raise if the grid cannot be matched with it."""
+    reference = asked
+    if asked is None and methods:
+        reference = methods[0]
+    if reference is None or len(methods) < 2 or reference not in methods:
+        listed = ", ".join(methods) or "none"
+        raise ConfigError(
+            [
+                "--match needs two methods that hold weights by importance, the reference among "
+                f"them; found {listed}"
+            ]
+        )
+    if len(grid.orders) > 1:
+        raise ConfigError(
+            ["--match takes one order: another first task has another stiffness; give one of them"]
+        )
+    if not (grid.methods[reference].strengths or grid.strengths):
+        raise ConfigError(
+            [f"--match needs strengths of the reference, such as --strengths {reference}=100,300"]
+        )
+    return reference
+
+
+def _measure(
+    grid: Grid, methods: Sequence[str], arguments: argparse.Namespace
+) -> dict[str, float] | None:
+    """Return the mean stiffness of each method at strength 1, with the first seed.
+
+    What an earlier start measured is not repeated; a dry run measures nothing and returns None.
+    """
+    from mcit.runner.preparing import prepare_plan
+    from mcit.sweeps.jobs import plan_jobs
+    from mcit.sweeps.stiffness import StiffnessFile, measure_stiffness
+
+    output = Path(arguments.output)
+    file = StiffnessFile(output / "stiffness.json")
+    sections = {name: replace(grid.methods[name], strengths=(1.0,)) for name in methods}
+    alone = replace(grid, methods=sections, seeds=grid.seeds[:1])
+    jobs = plan_jobs(alone, output)
+    missing = [job for job in jobs if file.find(job.method, job.plan.experiment()) is None]
+    if missing and arguments.dry_run:
+        check_data(missing)
+        return None
+    with TemporaryDirectory(prefix="mcit-") as scratch:
+        cache = Path(arguments.stage_cache or scratch)
+        for job in missing:
+            print(f"measuring the mean stiffness of {job.method} after the first task", flush=True)
+            plan = prepare_plan(job.plan.config, say_nothing)
+            mean = measure_stiffness(plan, cache, progress=True)
+            file.add(job.method, job.plan.experiment(), mean)
+    means = {job.method: file.find(job.method, job.plan.experiment()) for job in jobs}
+    return {method: mean for method, mean in means.items() if mean is not None}
+
+
+def _read_file(name: str) -> dict[str, Any]:
+    path = Path(name)
+    if not path.exists():
+        near = suggest(name, [str(other) for other in Path().glob("*.yaml")])
+        hint = "items of a list such as --methods are joined by commas, without spaces"
+        raise ConfigError([f"no grid file {name!r}{near} ({hint})"])
+    return read_grid(path)

@@ -1,1 +1,1 @@
-"""Readers of the official file formats: annotations, images, answers, boxes, and the scores computed from them."""
+"""Readers of the official file formats, caches of what was read, and the metrics of tasks."""

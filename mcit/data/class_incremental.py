@@ -1,30 +1,46 @@
-"""Class-incremental tasks: a data set's classes in parts, one head that widens, no task identity at test time."""
+"""Class-incremental tasks: a data set's classes in parts, and one head that widens.
+
+The protocol and the recipes are those of the EWC-DR release (Elastic Weight Consolidation Done
+Right for Continual Learning, CVPR 2026, https://github.com/scarlet0703/EWC-DR), which follows PyCIL
+(Zhou et al., 2023, https://arxiv.org/abs/2112.12533).
+
+Training  cross-entropy over the new classes only; importance and scores look at all classes seen
+Order     numpy's legacy permutation of the classes, seed 1993
+Score     accuracy over all classes seen, on the test images: the protocol holds none out
+Chance    100 / classes seen
+
+Differs from the release: its paper prints other milestones than its code has, and the code's are
+taken; the run's seed decides weights and batches, where the release always seeds with 1.
+"""
 
 from __future__ import annotations
 
 import hashlib
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import torch
+import torch.nn.functional as F
+from PIL import Image
 from torch import Tensor
-from torch.nn import functional
 from torch.utils.data import Dataset
 
-from mcit.config import ConfigError, parse, to_dict
-from mcit.data.augment import normalize
-from mcit.data.bad_records import BadRecords, OnBad, Policy, refuse
+from mcit.config.options import Kind, option
+from mcit.config.parse import parse, to_dict
+from mcit.data.augment import image_to_tensor, normalize
 from mcit.data.image_folders import Images
+from mcit.data.problems import BadRecords, OnBad, Policy, refuse
 from mcit.data.scores import Accuracy
-from mcit.data.splits import is_equal, order_classes, parse_split
-from mcit.task import Batch, DataError, DataPart, Head, Recipe, Split, Task, combine_parts
+from mcit.data.splits import order_classes, parse_split
+from mcit.errors import ConfigError, DataError
+from mcit.task import Batch, ClassSpan, DataPart, Head, Recipe, Split, Task, Track, combine_parts
 
-# The EWC-DR release's schedules; its paper prints other milestones.
-_RELEASE = Recipe(
+CLASS_ORDER_SEED = 1993
+FIRST_RECIPE = Recipe(
     epochs=200,
     batch_size=128,
     learning_rate=0.1,
@@ -34,104 +50,161 @@ _RELEASE = Recipe(
     schedule="steps",
     milestones=(60, 120, 170),
 )
-FIRST_RECIPE = _RELEASE
-LATER_RECIPE = replace(_RELEASE, epochs=180, weight_decay=2e-4, milestones=(70, 120, 150))
+LATER_RECIPE = replace(FIRST_RECIPE, epochs=180, weight_decay=2e-4, milestones=(70, 120, 150))
+_SPLITS = ("train", "eval")
+
+
+class ImagePool:
+    """The images of a data set, read once and shared by all tasks of a sequence.
+
+    Images that are at hand can be given by split: `ImagePool(train=..., eval=...)`.
+    """
+
+    def __init__(self, **images: Images):
+        self._images: dict[str, Images] = dict(images)
+        self._skipped: dict[str, BadRecords] = {}
+
+    def load(self, split: str, read: Callable[[OnBad], Images], policy: Policy) -> Images:
+        """Return the images of `train` or `eval`; `read` is called if they are not there yet."""
+        if split not in self._images:
+            bad = BadRecords()
+            self._images[split] = read(refuse if policy == "fail" else bad.add)
+            self._skipped[split] = bad
+        return self._images[split]
+
+    def skipped(self, split: str) -> BadRecords:
+        """Return the wrong records that were left out when a split was read."""
+        return self._skipped.get(split, BadRecords())
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Which classes a task is about, and the images that all tasks of its sequence share."""
+    """Which classes a task is about, and where its images are."""
 
-    order: Sequence[int]  # the data set's label of the i-th class to be learned
-    known: int  # classes learned before
-    total: int  # classes known afterwards
-    equal: bool = True  # whether all tasks of the sequence have as many classes
-    pool: dict[str, Images] = field(default_factory=dict, repr=False)  # by split, read once
-    skipped: dict[str, BadRecords] = field(
-        default_factory=dict, repr=False
-    )  # by split, what was left out of it
+    # the data set's label of the i-th class to be learned
+    order: Sequence[int]
+    span: ClassSpan
+    # whether all tasks of the sequence have as many classes
+    is_equal: bool = True
+    pool: ImagePool = field(default_factory=ImagePool)
 
 
-class LabelledImages(NamedTuple):
-    """One example, or a batch of them fetched at once."""
+# stands for all classes, in the order that the task's options say
+_WHOLE = Part((), ClassSpan(0, 0))
 
-    pixels: Tensor  # uint8 [3, height, width], or [batch, 3, height, width]
-    labels: Tensor  # long [], or [batch]
-    training: bool
+
+class LabeledImages(NamedTuple):
+    """One example, or a batch of them that was loaded at once."""
+
+    # values 0..255, [3, height, width] or [batch, 3, height, width]
+    pixels: Tensor
+    # long [], or [batch]
+    labels: Tensor
 
 
 @dataclass(frozen=True)
 class ClassIncrementalTask(Task):
-    """Some classes of a data set. Labels count the classes in the order of learning, 0..total-1.
+    """Some classes of a data set. Labels count the classes in the order of learning.
 
-    Training looks at the logits of the new classes only; importance and scores at all classes seen.
     Made as it is, it is the whole data set in one task; `sequence` makes its parts.
     """
 
-    root: Path | None = None
-    recipe: Recipe | None = None  # the release's, unless given
-    classes: int | None = None  # learn only the first so many of the class order
-    class_order_seed: int | None = 1993  # None: the run's seed
-    first_epochs: int = FIRST_RECIPE.epochs
-    later_epochs: int = LATER_RECIPE.epochs
-    schedule_scale: float = 1.0  # multiplies the epochs; milestones stay at their fractions
-    on_bad_record: Policy = "fail"
-    part: Part | None = field(default=None, repr=False, compare=False)  # set by `sequence`
+    root: Path | None = option(None, help="folder of the official data", kind=Kind.PLACE)
+    # None stands for the recipe that suits the part, until the task is made
+    recipe: Recipe | None = option(  # type: ignore[assignment]
+        None, help="what differs from the recipes of the first task and of the later ones"
+    )
+    classes: int | None = option(None, help="learn only so many classes, the first of the order")
+    class_order_seed: int | None = option(
+        CLASS_ORDER_SEED, help="of the order of the classes; null: the run's seed"
+    )
+    first_epochs: int = option(FIRST_RECIPE.epochs, help="epochs of the first task")
+    later_epochs: int = option(LATER_RECIPE.epochs, help="epochs of every later task")
+    schedule_scale: float = option(
+        1.0, help="multiplies the epochs; milestones stay at their fractions"
+    )
+    on_bad_record: Policy = option(
+        "fail", help="stop at wrong records, or leave them out and count them"
+    )
+    # set by `sequence`; the order, the class options and the data say what it holds
+    part: Part = field(
+        default=_WHOLE, repr=False, compare=False, metadata={"kind": Kind.PLACE, "internal": True}
+    )
 
+    track = Track.CLASSES
+    reads = frozenset({"images"})
+    # faster on CPUs than 128, and the same bits: what passes between layers stays in the cache
+    eval_batch_size = 64
     dataset: ClassVar[str]
     class_count: ClassVar[int]
-    sizes: ClassVar[
-        Mapping[str, int]
-    ] = {}  # images of the official `train` and `eval`; none where they are generated
-    home: ClassVar[str] = ""  # the folder below the root that they are usually in
-    page: ClassVar[str] = ""  # where they are downloaded
-    archives: ClassVar[
-        Mapping[str, str]
-    ] = {}  # what they come packed in, and the folder that it fills
+    # by the data set's own label; none if it has only ids
+    class_names: ClassVar[Sequence[str]] = ()
+    # images of the official `train` and `eval`; none if they are generated
+    sizes: ClassVar[Mapping[str, int]] = {}
+    # the folder below the root that they are usually in
+    home: ClassVar[str] = ""
+    # where they are downloaded; nothing if they are generated
+    page: ClassVar[str] = ""
+    # the archives they come in, and the folder that each fills
+    archives: ClassVar[Mapping[str, str]] = {}
     first_recipe: ClassVar[Recipe] = FIRST_RECIPE
     later_recipe: ClassVar[Recipe] = LATER_RECIPE
-    # faster on CPUs than 128, and the same bits: what passes between layers stays in the cache
-    eval_batch_size: ClassVar[int] = 64
+    # the network's first layer, if all tasks have as many classes and if the first has more
+    equal_stem: ClassVar[str] = "cifar"
+    big_start_stem: ClassVar[str] = "cifar"
+    # channels of the network's first stage
+    width: ClassVar[int] = 64
     mean: ClassVar[tuple[float, float, float]]
     std: ClassVar[tuple[float, float, float]]
 
     @classmethod
-    def sequence(cls, split: str | None, options: Mapping[str, Any], seed: int) -> list[Task]:
-        """The tasks of `dataset:split`; `recipe` among the options changes what it names in every task's recipe."""
+    def sequence(
+        cls,
+        split: str | None,
+        options: Mapping[str, Any],
+        seed: int,
+        pool: ImagePool | None = None,
+    ) -> list[Task]:
+        """Return the tasks of `dataset:split`; they take images from `pool` if it has them.
+
+        `recipe` among the options changes what it names in every task's recipe.
+        """
         where = f"tasks.{cls.dataset}"
         if "part" in options:
+            example = f"{cls.dataset}:{split}"
             raise ConfigError(
-                [f"'{where}.part' is no option: the split decides it, as in {cls.dataset}:{split}"]
+                [f"'{where}.part' is not an option: the split decides it, as in {example}"]
             )
-        whole = parse(
-            cls, {key: value for key, value in options.items() if key != "recipe"}, where=where
-        )
+        own = {key: value for key, value in options.items() if key != "recipe"}
+        whole = parse(cls, own, where=where)
         if whole.class_order_seed is None:
-            whole = replace(whole, class_order_seed=seed, part=None, recipe=None)
-        tasks, known = [], 0
-        sizes = parse_split(split, len(whole.part.order), cls.dataset)
+            whole = replace(whole, class_order_seed=seed, part=_WHOLE, recipe=None)
+        order = whole.part.order
+        sizes = parse_split(split, len(order), cls.dataset)
+        pool = pool or ImagePool()
+        tasks: list[Task] = []
+        known = 0
         for size in sizes:
-            part = replace(whole.part, known=known, total=known + size, equal=is_equal(sizes))
+            span = ClassSpan(known, known + size)
+            part = Part(order, span, is_equal=len(set(sizes)) == 1, pool=pool)
             task = replace(whole, part=part, recipe=None)
-            tasks.append(
-                replace(
-                    task, recipe=task._change_recipe(options.get("recipe", {}), f"{where}.recipe")
-                )
-            )
+            recipe = task._change_recipe(options.get("recipe", {}), f"{where}.recipe")
+            tasks.append(replace(task, recipe=recipe))
             known += size
         return tasks
 
     def __post_init__(self) -> None:
         self._check_options()
-        if self.part is None:
-            order = order_classes(
-                self.class_count, 1993 if self.class_order_seed is None else self.class_order_seed
-            )
-            count = self.classes or self.class_count
-            object.__setattr__(self, "part", Part(order[:count], known=0, total=count))
+        if self.part is _WHOLE:
+            seed = CLASS_ORDER_SEED if self.class_order_seed is None else self.class_order_seed
+            order = order_classes(self.class_count, seed)[: self.classes]
+            object.__setattr__(self, "part", Part(order, ClassSpan(0, len(order))))
+        name = f"{self.dataset}[{self.span.known}-{self.span.total - 1}]"
+        object.__setattr__(self, "name", name)
         if self.recipe is None:
-            epochs = self.later_epochs if self.known else self.first_epochs
-            recipe = stretch_recipe(self._full_recipe(), _round(epochs * self.schedule_scale))
+            epochs = self.later_epochs if self.span.known else self.first_epochs
+            scaled = _round_half_up(epochs * self.schedule_scale)
+            recipe = stretch_recipe(self._full_recipe(), scaled)
             object.__setattr__(self, "recipe", recipe)
 
     def _check_options(self) -> None:
@@ -149,191 +222,217 @@ class ClassIncrementalTask(Task):
             raise ConfigError(problems)
 
     def _full_recipe(self) -> Recipe:
-        return self.later_recipe if self.known else self.first_recipe
+        return self.later_recipe if self.span.known else self.first_recipe
 
     def _change_recipe(self, changes: Any, where: str) -> Recipe:
+        """Return the recipe with changes; milestones that are not given stay at their fractions."""
         if isinstance(changes, Recipe):
             return changes
         if not isinstance(changes, Mapping):
             raise ConfigError(
                 [f"'{where}' must be a section of names and values, found {changes!r}"]
             )
-        changed = parse(Recipe, {**to_dict(self.recipe), **changes}, where=where)
+        recipe = parse(Recipe, {**to_dict(self.recipe), **changes}, where=where)
         if "milestones" in changes:
-            return changed
-        return replace(
-            changed, milestones=stretch_recipe(self._full_recipe(), changed.epochs).milestones
-        )
+            return recipe
+        stretched = stretch_recipe(self._full_recipe(), recipe.epochs)
+        return replace(recipe, milestones=stretched.milestones)
+
+    @abstractmethod
+    def read_images(self, split: str, kept: Sequence[int], on_bad: OnBad) -> Images:
+        """Return the images of `train` or `eval` with the data set's own labels, those in `kept`.
+
+        A wrong record goes to `on_bad`, which raises it or leaves it out.
+        """
+
+    @abstractmethod
+    def augment(self, images: Any) -> Tensor:
+        """Return training images, changed at random; values 0..255.
+
+        images: what `load_rows` of the task's images returns, pixels uint8 [batch, 3, height,
+        width] if they are stored.
+        """
+
+    def eval_transform(self, images: Any) -> Tensor:
+        """Return images as they are scored, cut to what is looked at; values 0..255."""
+        return images
+
+    def count_labels(self, split: str) -> Counter[int]:
+        """Return how many images of `train` or `eval` each of the data set's labels has."""
+        raise NotImplementedError(f"{self.dataset} has no files to count")
 
     @property
-    def known(self) -> int:
-        """How many classes were learned before this task."""
-        return self.part.known
-
-    @property
-    def total(self) -> int:
-        """How many classes are known after this task."""
-        return self.part.total
-
-    @property
-    def name(self) -> str:
-        return f"{self.dataset}[{self.known}-{self.total - 1}]"
+    def span(self) -> ClassSpan:
+        return self.part.span
 
     @property
     def chance(self) -> float:
-        """What guessing among all classes seen when the task is learned scores; later there are more to guess among."""
-        return 100 / self.total
+        """Return what guessing among all classes seen scores when the task is learned."""
+        return 100 / self.span.total
 
     @property
     def head(self) -> Head:
-        return Head("classes", outputs=self.total, kind="class", layout="linear")
+        return Head("classes", outputs=self.span.total, kind="class", layout="linear")
 
-    @property
-    def stem(self) -> str:
-        """The network's first layer that the release gives this data set and this kind of split."""
-        return "cifar"
+    def network_defaults(self) -> Mapping[str, Any]:
+        stem = self.equal_stem if self.part.is_equal else self.big_start_stem
+        return {"stem": stem, "width": self.width}
 
     def all_seen(self) -> ClassIncrementalTask:
-        """All classes seen so far as one task: its eval score is A_t, and training it is joint training."""
-        return replace(self, part=replace(self.part, known=0), recipe=None)
-
-    @abstractmethod
-    def read_images(self, split: str, kept: Sequence[int]) -> Images:
-        """The images of `train` or `eval` whose label is in `kept`, with the data set's own labels."""
-
-    def count_labels(self, split: str) -> Counter[int]:
-        """How many images of `train` or `eval` each of the data set's labels has, unopened; some may have none."""
-        raise NotImplementedError(f"{self.dataset} has no files to count")
-
-    def on_bad(self, split: str) -> OnBad:
-        """What becomes of a wrong record that is found while the images of a split are read."""
-        if self.on_bad_record == "fail":
-            return refuse
-        self.part.skipped[split] = BadRecords()
-        return self.part.skipped[split].add
-
-    @abstractmethod
-    def augment(self, pixels: Tensor) -> Tensor:
-        """Training images, changed at random; values 0..255 whatever the type."""
-
-    def frame(self, pixels: Tensor) -> Tensor:
-        """Test images, cut to what is looked at."""
-        return pixels
+        """Return all classes seen so far as one task; its eval score is A_t."""
+        part = replace(self.part, span=ClassSpan(0, self.span.total))
+        return replace(self, part=part, recipe=None)
 
     def check(self) -> None:
-        for split in ("train", "eval"):
+        for split in ("plain", "eval"):
             examples = self.examples(split)
-            counts = examples.labels.bincount(minlength=self.total)[self.known :]
-            if (counts == 0).any():
-                label = self.part.order[self.known + int(counts.argmin())]
-                raise DataError(
-                    f"{self.dataset} in {self.root} has no {split} image of the class with label {label}"
-                )
-            first = [
-                int((examples.labels == label).nonzero()[0])
-                for label in range(self.known, self.total)
-            ]
-            for index in first:  # decodes what is still in files
-                examples[index]
+            for label in range(self.span.known, self.span.total):
+                rows = (examples.labels == label).nonzero()
+                if not len(rows):
+                    original = self.part.order[label]
+                    part = "train" if split == "plain" else split
+                    raise DataError(
+                        f"{self.dataset} in {self.root} has no {part} image of the class with "
+                        f"label {original}"
+                    )
+                # decodes an image that is still in a file
+                examples[int(rows[0])]
 
-    def notices(self, processor: Any) -> list[str]:
-        lines = []
-        for split, bad in self.part.skipped.items():
-            if len(bad) and self.known == 0:  # once for all tasks of the sequence
-                total = len(self.part.pool[split].labels) + len(bad)
-                lines.append(f"{self.dataset}, {split}: {bad.describe(total)}")
-        return lines
+    def data_notes(self, processor: Any) -> list[str]:
+        # once for all tasks of the sequence
+        if self.span.known:
+            return []
+        notes = []
+        for split in _SPLITS:
+            total = len(self._load_images(split).labels)
+            bad = self.part.pool.skipped(split)
+            if len(bad):
+                notes.append(f"{self.dataset}, {split}: {bad.describe(total + len(bad))}")
+        return notes
 
     def describe_data(self) -> dict[str, Any]:
-        """Of the whole data set: its tasks share what was read and what was left out of it."""
-        nothing = BadRecords()
-        return {
-            split: {
-                "records": len(images.labels),
-                "skipped": self.part.skipped.get(split, nothing).to_dict(),
-            }
-            for split, images in self.part.pool.items()
-        }
+        """Return the records of the whole data set, which the tasks share."""
+        described = {}
+        for split in _SPLITS:
+            count = len(self._load_images(split).labels)
+            skipped = self.part.pool.skipped(split).to_dict()
+            described[split] = {"records": count, "skipped": skipped}
+        return described
 
     def examples(self, split: Split) -> ClassExamples:
-        """This task's classes only; `eval` and `test` are the same images, since the protocol holds none out."""
-        split = "train" if split == "train" else "eval"
-        if split not in self.part.pool:
-            self.part.pool[split] = self.read_images(split, list(self.part.order))
-        images = self.part.pool[split]
+        """Return this task's classes; `eval` and `test` are the same images."""
+        images = self._load_images("train" if split in ("train", "plain") else "eval")
+        # where each of the data set's labels stands in the order of learning
         position = torch.full((self.class_count,), -1)
         position[torch.tensor(self.part.order)] = torch.arange(len(self.part.order))
         labels = position[images.labels]
-        rows = ((labels >= self.known) & (labels < self.total)).nonzero().squeeze(1)
-        return ClassExamples(images, rows, labels[rows], training=split == "train")
+        is_ours = (labels >= self.span.known) & (labels < self.span.total)
+        rows = is_ours.nonzero().squeeze(1)
+        transform = self.augment if split == "train" else self.eval_transform
+        return ClassExamples(images, rows, labels[rows], transform)
+
+    def _load_images(self, split: str) -> Images:
+        def read(on_bad: OnBad) -> Images:
+            return self.read_images(split, list(self.part.order), on_bad)
+
+        return self.part.pool.load(split, read, self.on_bad_record)
 
     def fingerprint(self) -> str | None:
         return combine_parts(self.data_parts())
 
     def data_parts(self) -> list[DataPart]:
-        """All images of the sequence, which its tasks share, and the classes up to those of this one."""
-        order = hashlib.sha256(repr(list(self.part.order[: self.total])).encode())
-        parts = [DataPart("class order", order.hexdigest()[:32])]
-        for split in ("train", "eval"):
-            # reads them, if that has not been done
-            self.examples(split)
-            images = self.part.pool[split]
+        """Return the images, which all tasks share, and the classes up to this task's."""
+        order = list(self.part.order[: self.span.total])
+        digest = hashlib.sha256(repr(order).encode()).hexdigest()
+        parts = [DataPart("class order", digest[:32])]
+        for split in _SPLITS:
+            images = self._load_images(split)
             parts.append(DataPart(f"{split} images", images.digest[:32], images.times))
         return parts
 
     def collate(
-        self, examples: LabelledImages | Sequence[LabelledImages], processor: Any = None
+        self, examples: LabeledImages | Sequence[LabeledImages], processor: Any = None
     ) -> Batch:
-        """`pixel_values` and `labels`; training images are augmented, from the global torch generator."""
-        if not isinstance(examples, LabelledImages):
+        if not isinstance(examples, LabeledImages):
             pixels = torch.stack([example.pixels for example in examples])
             labels = torch.stack([example.labels for example in examples])
-            examples = LabelledImages(pixels, labels, examples[0].training)
-        pixels = self.augment(examples.pixels) if examples.training else self.frame(examples.pixels)
-        return {"pixel_values": normalize(pixels, self.mean, self.std), "labels": examples.labels}
+            examples = LabeledImages(pixels, labels)
+        return {**self._read_pixels(examples.pixels, processor), "labels": examples.labels}
+
+    def _read_pixels(self, pixels: Tensor, processor: Any) -> Batch:
+        """Return images as the network takes them; a pretrained one has its own size and scale."""
+        if processor is None:
+            return {"pixel_values": normalize(pixels, self.mean, self.std)}
+        resized = processor.resize(pixels)
+        return {"pixel_values": normalize(resized, processor.mean, processor.std)}
 
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
-        return functional.cross_entropy(
-            logits[:, self.known : self.total], batch["labels"] - self.known
-        )
+        known = self.span.known
+        return F.cross_entropy(logits[:, known : self.span.total], batch["labels"] - known)
 
     def target(self, batch: Batch) -> Tensor:
         return batch["labels"]
 
-    def columns(self, logits: Tensor, batch: Batch) -> Mapping[str, Tensor]:
-        return {"predictions": logits.argmax(dim=1), "references": batch["labels"]}
+    def metric_inputs(self, predicted: Tensor, batch: Batch) -> Mapping[str, Any]:
+        return {"predictions": predicted.argmax(dim=1), "references": batch["labels"]}
 
     def metric(self) -> Accuracy:
         return Accuracy()
 
+    def read_inputs(self, images: Sequence[Any], texts: Sequence[Any], processor: Any) -> Batch:
+        converted = [image.convert("RGB") for image in images]
+        return self._read_pixels(self.transform_images(converted), processor)
+
+    def transform_images(self, images: Sequence[Image.Image]) -> Tensor:
+        """Return images that are not in the data as they are scored; values 0..255."""
+        sizes = sorted({f"{image.width}x{image.height}" for image in images})
+        if len(sizes) > 1:
+            raise ConfigError([f"images must be of one size, found {', '.join(sizes)}"])
+        return self.eval_transform(torch.stack([image_to_tensor(image) for image in images]))
+
+    def output_names(self) -> Sequence[str] | None:
+        if not self.class_names:
+            return None
+        return [self.class_names[label] for label in self.part.order[: self.span.total]]
+
 
 class ClassExamples(Dataset):
-    """Rows of a set of images with their labels in the order of learning; a batch is fetched in one go."""
+    """Rows of images with their labels in the order of learning; a batch is loaded in one go.
 
-    def __init__(self, images: Images, rows: Tensor, labels: Tensor, training: bool):
-        self.images, self.rows, self.labels, self.training = images, rows, labels, training
+    What a transform draws at random comes from the global torch generator, when examples are
+    loaded.
+    """
+
+    def __init__(
+        self, images: Images, rows: Tensor, labels: Tensor, transform: Callable[[Any], Tensor]
+    ):
+        self.images = images
+        self.rows = rows
+        self.labels = labels
+        self.transform = transform
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, index: int) -> LabelledImages:
-        pixels, labels, training = self.__getitems__([index])
-        return LabelledImages(pixels[0], labels[0], training)
+    def __getitem__(self, index: int) -> LabeledImages:
+        pixels, labels = self.__getitems__([index])
+        return LabeledImages(pixels[0], labels[0])
 
-    def __getitems__(self, indices: Sequence[int]) -> LabelledImages:
+    def __getitems__(self, indices: Sequence[int]) -> LabeledImages:
         chosen = torch.as_tensor(indices, dtype=torch.long)
-        pixels = self.images.fetch(self.rows[chosen], self.training)
-        return LabelledImages(pixels, self.labels[chosen], self.training)
+        images = self.images.load_rows(self.rows[chosen])
+        return LabeledImages(self.transform(images), self.labels[chosen])
 
 
 def stretch_recipe(recipe: Recipe, epochs: int) -> Recipe:
-    """The recipe in so many epochs, its milestones at the same fractions, each at the nearest epoch but never at 0."""
+    """Return the recipe in so many epochs, its milestones at the nearest epochs, but never at 0."""
     epochs = max(1, epochs)
-    milestones = tuple(
-        max(1, _round(milestone * epochs / recipe.epochs)) for milestone in recipe.milestones
-    )
-    return replace(recipe, epochs=epochs, milestones=milestones)
+    milestones = []
+    for milestone in recipe.milestones:
+        nearest = _round_half_up(milestone * epochs / recipe.epochs)
+        milestones.append(max(1, nearest))
+    return replace(recipe, epochs=epochs, milestones=tuple(milestones))
 
 
-def _round(value: float) -> int:
+def _round_half_up(value: float) -> int:
     return int(value + 0.5)

@@ -1,7 +1,7 @@
-"""Source files: only regular ones are opened, none is read beyond a limit, and many are told apart without reading.
+"""Source files: only regular ones are opened, and none is read beyond a limit.
 
-A pipe would be waited for, a device has no end, and a link may lead to either: whoever opens a file of a data set does
-it here.
+A pipe would be waited for, a device has no end, and a link may lead to either: whatever opens a
+file of a data set does it here.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from mcit.task import DataError
+from mcit.errors import DataError
 
-_THREADS = 8  # they wait for a network file system side by side; on a local disk they cost nothing
-_PIECE = 1000  # files that a thread looks at in one go
+# they wait for a network file system at the same time; on a local disk they cost nothing
+_THREADS = 8
+# files whose state a thread asks for in one go
+_PIECE = 1000
 
 
 def open_regular(path: str | Path) -> BinaryIO:
-    """Return a regular file opened for reading; raise an OSError for anything else, without waiting for it."""
+    """Return a regular file opened for reading; raise an OSError at once for anything else."""
     # without O_NONBLOCK, opening a pipe lasts until somebody writes to it
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     mode = os.fstat(handle).st_mode
@@ -42,18 +44,20 @@ def read_bytes(path: Path, limit: int) -> bytes:
         content = file.read(limit + 1)
     if len(content) > limit:
         raise DataError(
-            f"{path} has more than {limit:,} bytes, and is no file of these data; fetch it again"
+            f"{path} has more than {limit:,} bytes, and cannot be of these data; fetch it again"
         )
     return content
 
 
 def describe_absence(path: Path) -> str:
-    """Return what to say of a path that is no file and no folder: `is missing`, or that it is something else."""
-    return "is a pipe, a device or a broken link" if os.path.lexists(path) else "is missing"
+    """Return what to say of a path that is neither a file nor a folder."""
+    if os.path.lexists(path):
+        return "is a pipe, a device or a broken link"
+    return "is missing"
 
 
 class Entry(NamedTuple):
-    """A name in a folder; a pipe, a device or a link that leads nowhere is neither a folder nor a file."""
+    """A name in a folder; a pipe, a device or a broken link is neither a folder nor a file."""
 
     name: str
     is_folder: bool
@@ -61,13 +65,13 @@ class Entry(NamedTuple):
 
 
 def list_folder(folder: Path, most: int | None = None) -> list[Entry]:
-    """Return what a folder holds, sorted by name, or raise a DataError; links count as what they lead to.
+    """Return the entries of a folder, sorted by name; links count as what they lead to.
 
-    With `most`, no more entries than that are looked at, whichever they are.
+    With `most`, no more entries than that are read, whichever they are.
     """
     try:
         with os.scandir(folder) as listing:
-            # the listing itself knows files from folders, but for links; nothing else is asked file by file
+            # the listing itself says what is a file, but for links: no other question per file
             return sorted(_describe_entry(entry) for entry in islice(listing, most))
     except OSError as error:
         raise DataError(f"the folder {folder} cannot be listed: {error.strerror}") from error
@@ -83,36 +87,36 @@ def _describe_entry(entry: os.DirEntry) -> Entry:
 
 @dataclass(frozen=True)
 class Stamp:
-    """What a listing tells of files: digests of their names and sizes, and of their times of change."""
+    """Digests of the names and sizes of files, and of their modification times."""
 
     content: str
     times: str
 
 
 def stamp_files(files: Sequence[tuple[str, str | Path]]) -> Stamp:
-    """Return the stamp of (name, path) pairs in their order; a file that is not there counts as such."""
+    """Return the stamp of (name, path) pairs in their order; a missing file counts as such."""
     pieces = [files[start : start + _PIECE] for start in range(0, len(files), _PIECE)]
     content = hashlib.blake2b(digest_size=16)
     times = hashlib.blake2b(digest_size=16)
     with ThreadPoolExecutor(_THREADS) as pool:
-        for piece, found in zip(pieces, pool.map(_look_at, pieces), strict=True):
-            for (name, _), (size, modified) in zip(piece, found, strict=True):
-                mark = name.encode("utf-8", "surrogatepass")
-                content.update(b"%s\0%d\n" % (mark, size))
-                times.update(b"%s\0%d\n" % (mark, modified))
+        for states in pool.map(_read_states, pieces):
+            for name, size, modified in states:
+                content.update(b"%s\0%d\n" % (name, size))
+                times.update(b"%s\0%d\n" % (name, modified))
     return Stamp(content.hexdigest(), times.hexdigest())
 
 
-def _look_at(files: Sequence[tuple[str, str | Path]]) -> list[tuple[int, int]]:
-    """Sizes and times of change; -1 for a file that is not there."""
-    found = []
-    for _, path in files:
+def _read_states(files: Sequence[tuple[str, str | Path]]) -> list[tuple[bytes, int, int]]:
+    """Return names, sizes and modification times; -1 and -1 of a file that is missing."""
+    states = []
+    for name, path in files:
+        encoded = name.encode("utf-8", "surrogatepass")
         try:
             status = os.stat(path)
         except FileNotFoundError:
-            found.append((-1, -1))
+            states.append((encoded, -1, -1))
         except OSError as error:
             raise DataError(f"{path} cannot be looked at: {error.strerror}") from None
         else:
-            found.append((status.st_size, status.st_mtime_ns))
-    return found
+            states.append((encoded, status.st_size, status.st_mtime_ns))
+    return states

@@ -1,4 +1,4 @@
-"""Readers of image folders: labelled images in memory or in files, Tiny-ImageNet's layout, ImageNet's layout."""
+"""Labeled images in memory or in files, and the folders of Tiny-ImageNet and ImageNet-Subset."""
 
 from __future__ import annotations
 
@@ -10,98 +10,126 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 
-import numpy
 import torch
 from PIL import Image
 from torch import Tensor
 
-from mcit.data.augment import center_corner, draw_box_numbers, fit_boxes
-from mcit.data.bad_records import OnBad, refuse
+from mcit.data.augment import (
+    center_corner,
+    cut_box,
+    draw_box_numbers,
+    fit_boxes,
+    image_to_tensor,
+)
 from mcit.data.files import Stamp, list_folder, read_bytes, stamp_files
 from mcit.data.images import Picture, open_image, stays_inside
-from mcit.data.records import BadRecord
+from mcit.data.problems import BadRecord, MissingData, OnBad, refuse
 from mcit.data.verification import find_bad_pictures
+from mcit.errors import DataError
 from mcit.parallel.global_batch import draw_rows
-from mcit.task import DataError
 
-NOT_HERE = "does not hold the data"
-_MOST_BYTES = 1 << 26  # of Tiny-ImageNet's list of test images, which has half a million
-_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".webp"}
+# of Tiny-ImageNet's list of test images, which has half a million
+_MOST_BYTES = 1 << 26
+_SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".webp")
 
 
 @dataclass(frozen=True, eq=False)
 class StoredImages:
     """Small images, decoded once."""
 
-    pixels: Tensor  # uint8 [images, 3, height, width]
-    labels: Tensor  # long [images]
+    # uint8 [images, 3, height, width]
+    pixels: Tensor
+    # long [images]
+    labels: Tensor
 
-    def fetch(self, rows: Tensor, training: bool) -> Tensor:
-        """The images of these rows, [rows, 3, height, width]."""
+    # every pixel is read, so that it does not matter when files were written
+    times = ""
+
+    def load_rows(self, rows: Tensor) -> Tensor:
+        """Return the pixels of these rows, [rows, 3, height, width]."""
         return self.pixels.index_select(0, rows)
 
     @cached_property
     def digest(self) -> str:
-        """Of every pixel and label."""
-        found = hashlib.sha256(str(tuple(self.pixels.shape)).encode())
+        """Return a digest of every pixel and label."""
+        whole = hashlib.sha256(str(tuple(self.pixels.shape)).encode())
         for tensor in (self.labels, self.pixels):
-            found.update(tensor.contiguous().numpy())
-        return found.hexdigest()
-
-    @property
-    def times(self) -> str:
-        """Nothing: every pixel was looked at, and when its file was written does not matter."""
-        return ""
+            whole.update(tensor.contiguous().numpy().data)
+        return whole.hexdigest()
 
 
 @dataclass(frozen=True, eq=False)
 class ImageFiles:
-    """Large images, decoded when they are needed and cut to `size` x `size` (eval: after a resize to `resize`)."""
+    """Large images, which the task's transforms open when they are needed."""
 
     paths: Sequence[Path]
-    labels: Tensor  # long [images]
-    size: int
-    resize: int
+    # long [images]
+    labels: Tensor
 
-    def fetch(self, rows: Tensor, training: bool) -> Tensor:
-        """The images of these rows, a random box of each for training, the centre otherwise."""
-        images = (open_image(self.paths[row]) for row in rows.tolist())
-        if training:
-            draws = draw_rows(_draw_singly, len(rows))  # [rows, 4, attempts]
-            cut = [
-                cut_random_box(image, self.size, numbers)
-                for image, numbers in zip(images, draws, strict=True)
-            ]
-        else:
-            cut = [self._cut_center(image, self.size) for image in images]
-        return torch.stack([image_to_tensor(image) for image in cut])  # [rows, 3, size, size]
+    def load_rows(self, rows: Tensor) -> list[Path]:
+        """Return the files of these rows."""
+        return [self.paths[row] for row in rows.tolist()]
 
     @cached_property
     def digest(self) -> str:
-        """Of the files' folders, names and sizes, and of the labels: reading all of them would take too long."""
-        found = hashlib.sha256(self.labels.contiguous().numpy())
-        found.update(self._stamp.content.encode())
-        return found.hexdigest()
+        """Return a digest of labels, folders, names and sizes; reading all files takes too long."""
+        whole = hashlib.sha256(self.labels.contiguous().numpy().data)
+        whole.update(self._stamp.content.encode())
+        return whole.hexdigest()
 
     @property
     def times(self) -> str:
-        """Of the files' times of change, which tell of a file that was replaced by another of its size."""
+        """Return a digest of modification times: a file may be replaced by one of its size."""
         return self._stamp.times
 
     @cached_property
     def _stamp(self) -> Stamp:
         return stamp_files([(f"{path.parent.name}/{path.name}", path) for path in self.paths])
 
-    def _cut_center(self, image: Image.Image, size: int) -> Image.Image:
-        return cut_center(resize_shorter_side(image, self.resize), size)
 
-
+# with the data set's own labels; `load_rows` returns what the task's transforms take
 Images = StoredImages | ImageFiles
 
 
-def image_to_tensor(image: Image.Image) -> Tensor:
-    """A uint8 tensor [3, height, width]."""
-    return torch.from_numpy(numpy.array(image)).permute(2, 0, 1)
+def open_random_boxes(paths: Sequence[Path], size: int) -> Tensor:
+    """Return a random box of each image, resized; uint8 [images, 3, size, size]."""
+
+    def draw_singly(count: int) -> Tensor:
+        # the numbers of an image do not depend on how many follow
+        return torch.cat([draw_box_numbers(1) for _ in range(count)])
+
+    # [images, 4, attempts]
+    numbers = draw_rows(draw_singly, len(paths))
+    boxes = []
+    for path, drawn in zip(paths, numbers, strict=True):
+        image = open_image(path)
+        height = torch.tensor([image.height])
+        width = torch.tensor([image.width])
+        box = fit_boxes(height, width, drawn[None])[0]
+        boxes.append(cut_box(image, box.tolist(), size))
+    return torch.stack(boxes)
+
+
+def cut_centers(images: Iterable[Image.Image], resize: int, size: int) -> Tensor:
+    """Return the middle of images whose shorter side becomes `resize`; [images, 3, size, size]."""
+    centers = [cut_center(resize_shorter_side(image, resize), size) for image in images]
+    return torch.stack([image_to_tensor(center) for center in centers])
+
+
+def resize_shorter_side(image: Image.Image, size: int) -> Image.Image:
+    """Return the image with its shorter side `size` long; the longer side is rounded down."""
+    short = min(image.size)
+    wanted = (int(size * image.width / short), int(size * image.height / short))
+    if wanted == image.size:
+        return image
+    return image.resize(wanted, Image.Resampling.BILINEAR)
+
+
+def cut_center(image: Image.Image, size: int) -> Image.Image:
+    """Return the middle `size` x `size` pixels of an image that is at least as large."""
+    left = center_corner(image.width, size)
+    top = center_corner(image.height, size)
+    return image.crop((left, top, left + size, top + size))
 
 
 def store_images(
@@ -110,135 +138,130 @@ def store_images(
     side: int,
     on_bad: OnBad = refuse,
 ) -> StoredImages:
-    """Named RGB images of `side` x `side` pixels as one tensor; one of another size, or that opens not, is bad."""
-    pixels, good = torch.empty(len(labels), 3, side, side, dtype=torch.uint8), []
-    for row, (name, open_it) in enumerate(images):
+    """Return RGB images of `side` x `side` pixels as one tensor.
+
+    images: a name and a function that opens it for each label. Images of another size, or that
+    cannot be opened, go to `on_bad`.
+    """
+    pixels = torch.empty(len(labels), 3, side, side, dtype=torch.uint8)
+    good: list[int] = []
+    for (name, open_it), label in zip(images, labels, strict=True):
         try:
             image = open_it()
             if image.size != (side, side):
-                width, height = image.size
-                text = f"{name} has {width}x{height} pixels where {side}x{side} are needed"
-                raise BadRecord(text, f"image not {side}x{side}")
+                found = f"{name} has {image.width}x{image.height} pixels"
+                raise BadRecord(
+                    f"{found} where {side}x{side} are needed", f"image not {side}x{side}"
+                )
         except BadRecord as error:
             on_bad(error)
         else:
             pixels[len(good)] = image_to_tensor(image)
-            good.append(labels[row])
+            good.append(label)
     return StoredImages(pixels[: len(good)], torch.tensor(good, dtype=torch.long))
 
 
-def store_files(
-    files: Sequence[tuple[Path, int]], side: int, on_bad: OnBad = refuse
-) -> StoredImages:
-    """The images of (path, label) pairs in memory."""
-    images = ((str(path), partial(open_image, path)) for path, _ in files)
-    return store_images(images, [label for _, label in files], side, on_bad)
-
-
 def list_images(folder: Path) -> list[Path]:
-    """The image files of a folder, sorted by name; a folder that is missing or has none is a DataError."""
+    """Return the image files of a folder, sorted by name; raise a DataError if it has none."""
     if not folder.is_dir():
         raise DataError(f"image folder {folder} is missing")
-    found = [
-        folder / entry.name
-        for entry in list_folder(folder)
-        if entry.is_file and _is_image(entry.name)
-    ]
-    if not found:
-        raise DataError(f"image folder {folder} holds no image ({', '.join(sorted(_SUFFIXES))})")
-    return found
+    names = [entry.name for entry in list_folder(folder) if entry.is_file]
+    images = [name for name in names if os.path.splitext(name)[1].lower() in _SUFFIXES]
+    if not images:
+        raise DataError(f"image folder {folder} holds no image ({', '.join(_SUFFIXES)})")
+    return [folder / name for name in images]
 
 
 def list_folders(folder: Path) -> list[str]:
-    """The names of a folder's folders, sorted: the position of a name is the label, as everywhere in the literature."""
+    """Return the names of a folder's folders, sorted: the position of a name is the label."""
     if not folder.is_dir():
         raise DataError(
             f"folder {folder} is missing; it should hold one folder of images per class"
         )
-    return [
-        entry.name
-        for entry in list_folder(folder)
-        if entry.is_folder and not entry.name.startswith(".")
-    ]
-
-
-def _is_image(name: str) -> bool:
-    return os.path.splitext(name)[1].lower() in _SUFFIXES
+    names = [entry.name for entry in list_folder(folder) if entry.is_folder]
+    return [name for name in names if not name.startswith(".")]
 
 
 def find_folder(
     root: Path | None, names: Sequence[str], fits: Callable[[Path], bool], needed: str
 ) -> Path:
-    """The first of `root` and its subfolders `names` that `fits`; a DataError says what is `needed`."""
+    """Return `root` or the first of its sub-folders that `fits`, or raise a MissingData."""
     if root is None:
         raise DataError(f"no data root given: {needed}")
     candidates = [root, *(root / name for name in names)]
     for folder in candidates:
         if folder.is_dir() and fits(folder):
             return folder
-    looked = ", ".join(str(folder) for folder in candidates)
-    raise DataError(f"{root} {NOT_HERE}: {needed} (looked in {looked})")
+    searched = ", ".join(str(folder) for folder in candidates)
+    raise MissingData(f"{root} does not hold the data: {needed} (looked in {searched})", needed)
+
+
+def _has_parts(folder: Path) -> bool:
+    return (folder / "train").is_dir() and (folder / "val").is_dir()
 
 
 def read_tiny_imagenet(
     root: Path | None, split: str, kept: Sequence[int], on_bad: OnBad = refuse
 ) -> StoredImages:
-    """Tiny-ImageNet in its official layout; labels are the 200 class ids in alphabetical order, `kept` some of them."""
-    return store_files(list_tiny_imagenet(root, split, kept, on_bad), side=64, on_bad=on_bad)
+    """Return Tiny-ImageNet's images of the labels in `kept`."""
+    files = list_tiny_imagenet(root, split, kept, on_bad)
+    images = [(str(path), partial(open_image, path)) for path, _ in files]
+    return store_images(images, [label for _, label in files], side=64, on_bad=on_bad)
 
 
 def list_tiny_imagenet(
     root: Path | None, split: str, kept: Sequence[int], on_bad: OnBad = refuse
 ) -> list[tuple[Path, int]]:
-    """Its files and their labels, unopened."""
+    """Return its files and labels, which are the 200 class ids in alphabetical order."""
     folder = find_folder(
         root,
         ["tiny-imagenet-200", "tiny_imagenet"],
-        lambda folder: (folder / "val").is_dir() and (folder / "train").is_dir(),
-        "Tiny-ImageNet is the folder 'tiny-imagenet-200' of the official archive, with train/ and val/",
+        _has_parts,
+        needed="Tiny-ImageNet is the folder 'tiny-imagenet-200' of the official archive, "
+        "with train/ and val/",
     )
-    names = list_folders(folder / "train")
+    train = folder / "train"
+    names = list_folders(train)
     if len(names) != 200:
-        raise DataError(
-            f"{folder / 'train'} holds {len(names)} class folders where Tiny-ImageNet has 200"
-        )
-    wanted = {names[label]: label for label in kept}
-    if split == "train":
-        return [
-            (path, label)
-            for n, label in wanted.items()
-            for path in list_images(folder / "train" / n / "images")
-        ]
-    return _list_annotated(folder / "val", names, wanted, on_bad)
+        raise DataError(f"{train} holds {len(names)} class folders where Tiny-ImageNet has 200")
+    if split != "train":
+        listed = _list_annotated(folder, names, on_bad)
+        return [(path, label) for path, label in listed if label in kept]
+    files = []
+    for label in kept:
+        files += [(path, label) for path in list_images(train / names[label] / "images")]
+    return files
 
 
-def _list_annotated(
-    folder: Path, names: Sequence[str], wanted: dict[str, int], on_bad: OnBad
-) -> list[tuple[Path, int]]:
-    annotations = folder / "val_annotations.txt"
+def _list_annotated(folder: Path, names: Sequence[str], on_bad: OnBad) -> list[tuple[Path, int]]:
+    """Return the test images and their labels, as a list next to them says."""
+    images = folder / "val" / "images"
+    annotations = folder / "val" / "val_annotations.txt"
     if not annotations.is_file():
-        raise DataError(
-            f"{annotations} is missing; it names the class of every image in {folder / 'images'}"
-        )
+        raise DataError(f"{annotations} is missing; it names the class of every image in {images}")
     try:
         lines = read_bytes(annotations, _MOST_BYTES).decode("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{annotations} is no readable text ({error}); fetch it again") from None
-    listed, line_of = [], {}
+        raise DataError(f"{annotations} is not readable text ({error}); fetch it again") from None
+    listed = []
+    line_of: dict[str, int] = {}
     for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
         file, _, rest = line.partition("\t")
-        wnid = rest.split("\t")[0].strip()
-        problem = None
-        if wnid not in names:
-            problem = f"class {wnid!r} has no folder in {folder.parent / 'train'}", "unknown class"
+        name = rest.split("\t")[0].strip()
+        where = f"{annotations}, line {number}"
+        if name not in names:
+            text = f"{where}: class {name!r} has no folder in {folder / 'train'}"
+            on_bad(BadRecord(text, "unknown class"))
         elif "/" in file or not stays_inside(file):
-            problem = f"{file!r} is not the name of a file in {folder / 'images'}", "no file name"
+            text = f"{where}: {file!r} is not the name of a file in {images}"
+            on_bad(BadRecord(text, "not a file name"))
         elif line_of.setdefault(file, number) != number:
-            problem = f"{file!r} is already in line {line_of[file]}", "duplicate file"
-        if problem is not None and line.strip():
-            on_bad(BadRecord(f"{annotations}, line {number}: {problem[0]}", problem[1]))
-        elif wnid in wanted:
-            listed.append((folder / "images" / file, wanted[wnid]))
+            text = f"{where}: {file!r} is already in line {line_of[file]}"
+            on_bad(BadRecord(text, "duplicate file"))
+        else:
+            listed.append((images / file, names.index(name)))
     return listed
 
 
@@ -247,82 +270,54 @@ def read_imagenet_subset(
     split: str,
     kept: Sequence[int],
     class_list: str | None,
-    size: int = 224,
-    resize: int = 256,
     on_bad: OnBad = refuse,
 ) -> ImageFiles:
-    """100 classes of ImageNet as files; labels are the 100 class ids in alphabetical order, `kept` some of them.
+    """Return 100 classes of ImageNet as files; labels are the class ids in alphabetical order.
 
-    Files are opened when they are needed; where bad ones are to be left out, all are opened once beforehand.
+    Files are opened when they are needed; if bad ones are to be left out, all are opened once
+    beforehand.
     """
     folder = find_folder(
         root,
         ["imagenet_subset", "imagenet-subset", "imagenet"],
-        lambda folder: (folder / "val").is_dir() and (folder / "train").is_dir(),
-        "ImageNet-Subset is a folder with train/<class id>/ and val/<class id>/ such as train/n01440764/",
+        _has_parts,
+        needed="ImageNet-Subset is a folder with train/<class id>/ and val/<class id>/ "
+        "such as train/n01440764/",
     )
-    names = _subset_names(folder / "train", class_list)
+    names = _choose_classes(folder / "train", class_list)
     part = folder / ("train" if split == "train" else "val")
-    listed = [(path, label) for label in kept for path in list_images(part / names[label])]
+    files = [(path, label) for label in kept for path in list_images(part / names[label])]
     if on_bad is not refuse:
-        bad = find_bad_pictures(
-            [Picture(path, str(path)) for path, _ in listed], f"open all images of {part}"
-        )
+        pictures = [Picture(path, str(path)) for path, _ in files]
+        bad = find_bad_pictures(pictures, f"open all images of {part}")
         for error in bad.values():
             on_bad(error)
-        listed = [(path, label) for path, label in listed if str(path) not in bad]
-    labels = torch.tensor([label for _, label in listed], dtype=torch.long)
-    return ImageFiles([path for path, _ in listed], labels, size, resize)
+        files = [(path, label) for path, label in files if str(path) not in bad]
+    labels = torch.tensor([label for _, label in files], dtype=torch.long)
+    return ImageFiles([path for path, _ in files], labels)
 
 
 def class_lists() -> dict[str, list[str]]:
-    """The lists of 100 class ids that the literature calls ImageNet-Subset, by name."""
+    """Return the lists of 100 class ids that the literature calls ImageNet-Subset, by name."""
     lists = json.loads(Path(__file__).with_name("imagenet_subset.json").read_text(encoding="utf-8"))
     return {name: ids for name, ids in lists.items() if name != "note"}
 
 
-def _subset_names(train: Path, class_list: str | None) -> list[str]:
-    folders, lists = list_folders(train), class_lists()
+def _choose_classes(train: Path, class_list: str | None) -> list[str]:
+    folders = list_folders(train)
+    lists = class_lists()
     if class_list is None:
         if len(folders) == 100:
             return folders
-        choices = ", ".join(lists)
         raise DataError(
-            f"{train} holds {len(folders)} class folders where ImageNet-Subset has 100; with the whole of ImageNet, "
-            f"name the list of classes: tasks.imagenet_subset.class_list (lists: {choices})"
+            f"{train} holds {len(folders)} class folders where ImageNet-Subset has 100; with the "
+            "whole of ImageNet, name the list of classes: tasks.imagenet_subset.class_list "
+            f"(lists: {', '.join(lists)})"
         )
     missing = sorted(set(lists[class_list]) - set(folders))
     if missing:
         raise DataError(
-            f"{train} lacks {len(missing)} of the 100 classes of list {class_list!r}, {missing[0]} first"
+            f"{train} lacks {len(missing)} of the 100 classes of list {class_list!r}, "
+            f"{missing[0]} first"
         )
     return sorted(lists[class_list])
-
-
-def resize_shorter_side(image: Image.Image, size: int) -> Image.Image:
-    """The image with its shorter side `size` long, bilinear; the longer side is rounded down."""
-    width, height = image.size
-    short = min(width, height)
-    wanted = (int(size * width / short), int(size * height / short))
-    return image.resize(wanted, Image.Resampling.BILINEAR) if wanted != image.size else image
-
-
-def cut_center(image: Image.Image, size: int) -> Image.Image:
-    """The middle `size` x `size` pixels of an image that is at least as large."""
-    left, top = (center_corner(length, size) for length in image.size)
-    return image.crop((left, top, left + size, top + size))
-
-
-def _draw_singly(count: int) -> Tensor:
-    """Numbers for one box after the other: what an image gets does not depend on how many follow."""
-    return torch.cat([draw_box_numbers(1) for _ in range(count)])
-
-
-def cut_random_box(image: Image.Image, size: int, numbers: Tensor | None = None) -> Image.Image:
-    """A random box of the image, of these numbers or drawn from torch's generator, resized to `size` x `size`."""
-    numbers = draw_box_numbers(1)[0] if numbers is None else numbers
-    height, width = torch.tensor([image.height]), torch.tensor([image.width])
-    top, left, tall, wide = fit_boxes(height, width, numbers[None])[0].tolist()
-    # cropped first: `resize(box=...)` would let pixels beyond the box's edge bleed in
-    box = image.crop((left, top, left + wide, top + tall))
-    return box.resize((size, size), Image.Resampling.BILINEAR)

@@ -1,129 +1,146 @@
-"""Fill the cache of resized pictures: in parallel, from where the last time stopped, nothing half written."""
+"""Fill the cache of resized pictures: in parallel, resumable, nothing half written."""
 
 from __future__ import annotations
 
-import fcntl
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from tqdm.auto import tqdm
 
-from mcit.data.arrow import make_folder
-from mcit.data.image_cache import Shelf, choose_place, load_shelf
+from mcit.data.annotated import AnnotatedTask
+from mcit.data.image_cache import ShardIndex, choose_place, load_index
 from mcit.data.images import Picture
-from mcit.data.pool import map_pieces
-from mcit.data.records import BadRecord
+from mcit.data.problems import BadRecord
 from mcit.data.resizing import Resizing
-from mcit.data.shards import DamagedShard, pack, write_shard
-from mcit.data.verification import iterate_pictures
-from mcit.task import DataError, Split
+from mcit.data.shards import DRAFT, DamagedShard, pack, write_shard
+from mcit.data.workers import map_pieces
+from mcit.errors import DataError
+from mcit.files import LockedError, hold_lock, make_folder
+from mcit.task import Split
 
-_PIECE = 256  # pictures of a shard: what is lost when a worker is killed
-_TRIED = 16  # pictures that are packed to guess how much room all will take
-_SPARE = 1 << 28  # bytes of the disk that are left alone
+# pictures of a shard: lost if a worker is killed
+_PIECE = 256
+# pictures that are packed to guess how much room all will take
+_TRIED = 16
+# bytes of the disk that are left alone
+_SPARE = 1 << 28
 
 
 @dataclass
 class Work:
-    """What is to be done for one data root, and why."""
+    """The pictures that are to be resized for one data root."""
 
     folder: Path
     resizing: Resizing
-    pictures: list[Picture]  # to be resized
-    kept: int = 0  # that the cache holds already
-    outdated: list[Path] = field(
-        default_factory=list
-    )  # shards to be removed, and what they hold to be made anew
-    bytes: int = 0  # about what the pictures will take
+    pictures: list[Picture]
+    # pictures that the cache holds already
+    kept: int = 0
+    # shards to be removed
+    outdated: list[Path] = field(default_factory=list)
+    # about as many as the pictures will take
+    bytes: int = 0
 
 
 @dataclass
-class Done:
-    """What was written."""
+class Written:
+    """The amount that was written, and why pictures could not be resized, by name."""
 
     pictures: int = 0
     bytes: int = 0
-    problems: dict[str, str] = field(default_factory=dict)  # name -> why it cannot be resized
+    problems: dict[str, str] = field(default_factory=dict)
+
+    def add(self, other: Written) -> None:
+        """Add what another process wrote."""
+        self.pictures += other.pictures
+        self.bytes += other.bytes
+        self.problems.update(other.problems)
 
 
-def collect_pictures(task: Any, split: Split) -> dict[str, Picture]:
-    """The pictures that a split of a task shows, each once; rows whose image is missing are the doctor's business."""
-    table, images = task.table(split), task.folder(task.splits[split])
-    found: dict[str, Picture] = {}
-    for _, shown in iterate_pictures(task, table, images):
-        if not isinstance(shown, BadRecord):
-            found.update((picture.name, picture) for picture in shown)
-    return found
+def collect_pictures(task: AnnotatedTask, *splits: Split) -> dict[str, Picture]:
+    """Return the pictures of splits by name; missing images are the doctor's business."""
+    pictures: dict[str, Picture] = {}
+    for split in splits:
+        for _, shown in task.split(split).iterate_pictures():
+            if not isinstance(shown, BadRecord):
+                pictures.update((picture.name, picture) for picture in shown)
+    return pictures
 
 
 def plan_work(
     root: Path, pictures: Sequence[Picture], resizing: Resizing, verify: bool = False
 ) -> Work:
-    """Which pictures are missing from the cache, stale or, with `verify`, damaged in it."""
+    """Return which pictures are missing from the cache, stale or, with `verify`, damaged in it."""
     folder = choose_place(root) / resizing.name
-    shelf = load_shelf(folder) if folder.is_dir() else Shelf(folder)
-    outdated = set(shelf.damaged)
-    places = [shelf.find(picture.name) for picture in pictures]
+    index = load_index(folder)
+    outdated = set(index.damaged)
+    places = [index.find(picture.name) for picture in pictures]
     for place, picture in zip(places, pictures, strict=True):
-        if place is not None and not shelf.is_fresh(place, picture):
-            outdated.add(shelf.paths[shelf.shards[place]])
+        if place is not None and not index.is_fresh(place, picture):
+            outdated.add(index.path_of(place))
     if verify:
-        outdated |= _find_damaged(shelf, outdated)
-    held = [
-        place is not None and shelf.paths[shelf.shards[place]] not in outdated for place in places
-    ]
-    missing = [picture for picture, there in zip(pictures, held, strict=True) if not there]
+        outdated |= _find_damaged(index, outdated)
+    missing = []
+    for place, picture in zip(places, pictures, strict=True):
+        if place is None or index.path_of(place) in outdated:
+            missing.append(picture)
     return Work(
-        folder, resizing, missing, sum(held), sorted(outdated), _guess_bytes(missing, resizing)
+        folder=folder,
+        resizing=resizing,
+        pictures=missing,
+        kept=len(pictures) - len(missing),
+        outdated=sorted(outdated),
+        bytes=_guess_bytes(missing, resizing),
     )
 
 
-def do_work(work: Work, jobs: int) -> Done:
+def do_work(work: Work, jobs: int) -> Written:
     """Resize and write the pictures; what was finished stays, whatever happens to the rest."""
-    done = Done()
-    make_folder(work.folder)
-    with _alone(work.folder):
-        for path in [*work.outdated, *work.folder.glob(".*.draft")]:
-            path.unlink(missing_ok=True)
-        _check_room(work)
-        pieces = _cut(work.pictures)
-        with tqdm(total=len(work.pictures), desc="resize", unit=" images", disable=None) as bar:
-            for piece, (count, size, problems) in map_pieces(
-                partial(_resize_piece, folder=work.folder, resizing=work.resizing), pieces, jobs
-            ):
-                done.pictures, done.bytes = done.pictures + count, done.bytes + size
-                done.problems.update(problems)
-                bar.update(len(piece))
-    return done
+    make_folder(work.folder, "--data-root")
+    try:
+        with hold_lock(work.folder / ".lock"):
+            return _fill(work, jobs)
+    except LockedError:
+        raise DataError(
+            f"another `mcit prepare` is filling {work.folder}; wait until it is done"
+        ) from None
+
+
+def _fill(work: Work, jobs: int) -> Written:
+    for path in [*work.outdated, *work.folder.glob(f".*{DRAFT}")]:
+        path.unlink(missing_ok=True)
+    _check_room(work)
+    written = Written()
+    resize = partial(_resize_piece, folder=work.folder, resizing=work.resizing)
+    with tqdm(desc="resize", total=len(work.pictures), unit=" images", disable=None) as progress:
+        for piece, done in map_pieces(resize, _cut(work.pictures), jobs):
+            written.add(done)
+            progress.update(len(piece))
+    return written
 
 
 def _cut(pictures: Sequence[Picture]) -> list[list[Picture]]:
-    """What goes into a shard each; never images of two data sets, which may be prepared one without the other."""
-    folders: dict[str, list[Picture]] = {}
+    """Return the pictures of each shard, never of two data sets, which are prepared apart."""
+    sets: dict[str, list[Picture]] = {}
     for picture in pictures:
-        folders.setdefault(picture.name.partition("/")[0], []).append(picture)
-    return [
-        held[start : start + _PIECE]
-        for held in folders.values()
-        for start in range(0, len(held), _PIECE)
-    ]
+        sets.setdefault(picture.name.partition("/")[0], []).append(picture)
+    pieces = []
+    for members in sets.values():
+        pieces += [members[start : start + _PIECE] for start in range(0, len(members), _PIECE)]
+    return pieces
 
 
-def _resize_piece(
-    pictures: Sequence[Picture], folder: Path, resizing: Resizing
-) -> tuple[int, int, dict[str, str]]:
+def _resize_piece(pictures: Sequence[Picture], folder: Path, resizing: Resizing) -> Written:
     problems: dict[str, str] = {}
 
     def resize() -> Iterator[tuple[str, bytes, np.ndarray]]:
         for picture in pictures:
             try:
-                stamp = picture.stamp()  # before it is read: a change in between must not go unseen
+                # before it is read: a change in between must not go unseen
+                stamp = picture.stamp()
                 yield picture.name, stamp, resizing.read(picture.open())
             except (DataError, OSError) as error:
                 problems[picture.name] = str(error)
@@ -134,55 +151,44 @@ def _resize_piece(
         raise DataError(
             f"cannot write to {folder}: {error.strerror}; what is done so far is kept"
         ) from None
-    return count, size, problems
+    return Written(count, size, problems)
 
 
 def _guess_bytes(pictures: Sequence[Picture], resizing: Resizing) -> int:
-    """About how much room pictures will take, from a few of them."""
+    """Return about how much room pictures will take, from a few of them."""
     sizes = []
-    for place in (
-        np.unique(np.linspace(0, len(pictures) - 1, _TRIED).astype(int)).tolist()
-        if pictures
-        else ()
-    ):
+    for picture in pictures[:: max(1, len(pictures) // _TRIED)]:
         try:
-            sizes.append(len(pack(resizing.read(pictures[place].open()))))
+            sizes.append(len(pack(resizing.read(picture.open()))))
         except DataError:
-            continue  # it is named when its turn comes
-    return int(np.mean(sizes) * len(pictures)) if sizes else 0
+            # it is named when its turn comes
+            continue
+    if not sizes:
+        return 0
+    return int(np.mean(sizes) * len(pictures))
 
 
 def _check_room(work: Work) -> None:
     free = shutil.disk_usage(work.folder).free
     if work.pictures and work.bytes + _SPARE > free:
         raise DataError(
-            f"{len(work.pictures):,} pictures would take about {work.bytes / 1e9:.1f} GB in {work.folder}, where "
-            f"{free / 1e9:.1f} GB are free; make room, or prepare fewer tasks with --order"
+            f"{len(work.pictures):,} pictures would take about {work.bytes / 1e9:.1f} GB in "
+            f"{work.folder}, where {free / 1e9:.1f} GB are free; make room, or prepare fewer tasks "
+            "with --order"
         )
 
 
-def _find_damaged(shelf: Shelf, known: set[Path]) -> set[Path]:
-    damaged = set()
-    for place in tqdm(
-        range(len(shelf)), "verify the cache", unit=" images", leave=False, disable=None, delay=1
-    ):
-        path = shelf.paths[shelf.shards[place]]
-        if path not in known and path not in damaged:
-            try:
-                shelf.read(place)
-            except DamagedShard:
-                damaged.add(path)
-    return damaged
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """One process at a time fills a folder; a killed one lets go."""
-    with (folder / ".lock").open("w") as lock:
+def _find_damaged(index: ShardIndex, known: set[Path]) -> set[Path]:
+    damaged: set[Path] = set()
+    places = tqdm(
+        range(len(index)), "verify the cache", unit=" images", leave=False, disable=None, delay=1
+    )
+    for place in places:
+        path = index.path_of(place)
+        if path in known or path in damaged:
+            continue
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise DataError(
-                f"another `mcit prepare` is filling {folder}; wait until it is done"
-            ) from None
-        yield
+            index.read(place)
+        except DamagedShard:
+            damaged.add(path)
+    return damaged

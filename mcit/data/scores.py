@@ -1,4 +1,4 @@
-"""What tasks are scored by: `evaluate` metrics that need no hub, keep their data in memory and answer in percent."""
+"""The metrics of tasks: they need no hub, keep their data in memory and answer in percent."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import evaluate
 import numpy as np
 
 from mcit.data.answers import ANNOTATORS
-from mcit.data.arrow import cache_folder, make_folder
+from mcit.data.tables import open_cache
 
 _WHOLE = datasets.Value("int64")
 
 
-class Score(evaluate.Metric):
+class LocalMetric(evaluate.Metric):
     """A metric whose inputs stay in memory, so that any number of them may be filled at once."""
 
     summary: str
     columns: ClassVar[dict[str, Any]]
 
     def __init__(self, **options: Any):
-        folder = cache_folder() / "metrics"
-        make_folder(folder)  # `evaluate` wants one even where it writes nothing
-        super().__init__(**{"keep_in_memory": True, "cache_dir": str(folder), **options})
+        # `evaluate` wants a folder even if it writes nothing
+        folder = str(open_cache("metrics"))
+        super().__init__(**{"keep_in_memory": True, "cache_dir": folder, **options})
 
     def _info(self) -> evaluate.MetricInfo:
         return evaluate.MetricInfo(
@@ -39,20 +39,21 @@ class Score(evaluate.Metric):
         super()._finalize()
 
 
-class Accuracy(Score):
+class Accuracy(LocalMetric):
     """The share of examples whose predicted class is the right one."""
 
     summary = "The share of right predictions."
     columns: ClassVar = {"predictions": _WHOLE, "references": _WHOLE}
 
     def _compute(self, predictions: list[int], references: list[int]) -> dict[str, float]:
-        return {"score": 100 * float(np.mean(np.equal(predictions, references)))}
+        return {"score": _percent(np.equal(predictions, references))}
 
 
-class SoftAccuracy(Score):
+class SoftAccuracy(LocalMetric):
     """The mean of what the predicted answers score with their annotators.
 
-    `references` are the ids of the answers that score anything, filled up with -1, and `scores` what they score.
+    `references` are the ids of the answers that score anything, filled up with -1, and `scores`
+    what each of them scores.
     """
 
     summary = "The mean soft score of the predicted answers."
@@ -63,14 +64,13 @@ class SoftAccuracy(Score):
     }
 
     def _compute(self, predictions: list[int], references: list, scores: list) -> dict[str, float]:
-        hits = np.equal(
-            np.asarray(predictions)[:, None], np.asarray(references)
-        )  # [examples, annotators]
-        return {"score": 100 * float(np.mean(np.sum(hits * np.asarray(scores), axis=1)))}
+        # [examples, annotators]
+        hits = np.equal(np.asarray(predictions)[:, None], np.asarray(references))
+        return {"score": _percent(np.sum(hits * np.asarray(scores), axis=1))}
 
 
-class PairAccuracy(Score):
-    """Accuracy, and `consistency`: the share of sentences that are judged right with every one of their image pairs.
+class PairAccuracy(LocalMetric):
+    """Accuracy, and `consistency`: the share of sentences that are right with all their pairs.
 
     `groups` numbers the sentences.
     """
@@ -82,8 +82,13 @@ class PairAccuracy(Score):
         self, predictions: list[int], references: list[int], groups: list[int]
     ) -> dict[str, float]:
         right = np.equal(predictions, references)
-        sentences, failed = np.unique(groups).size, np.unique(np.asarray(groups)[~right]).size
+        sentences = np.unique(groups).size
+        failed = np.unique(np.asarray(groups)[~right]).size
         return {
-            "score": 100 * float(right.mean()),
+            "score": _percent(right),
             "consistency": 100 * (sentences - failed) / sentences,
         }
+
+
+def _percent(values: np.ndarray) -> float:
+    return 100 * float(np.mean(values))

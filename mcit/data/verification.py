@@ -1,114 +1,67 @@
-"""Every picture opened once: which rows cannot be used, and whether the cache holds what the sources give."""
+"""Every picture opened once, in several processes: which cannot be used, and why."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-import datasets
-import numpy as np
 from tqdm.auto import tqdm
 
-from mcit.data.arrow import cache_folder, read_sealed, write_sealed
-from mcit.data.image_cache import ImageCache
-from mcit.data.images import ImageFolder, Picture
-from mcit.data.pool import count_jobs, map_pieces
-from mcit.data.records import BadRecord
-from mcit.data.resizing import parse_name
-from mcit.data.shards import DamagedShard
-from mcit.task import DataError
+from mcit.data.images import Picture
+from mcit.data.problems import BadRecord
+from mcit.data.tables import open_cache, read_sealed, write_sealed
+from mcit.data.workers import count_jobs, map_pieces
 
-_PIECE = 64  # pictures that a process takes at a time
-
-
-def find_bad_rows(task: Any, table: datasets.Dataset, images: ImageFolder) -> dict[int, BadRecord]:
-    """The rows of a task's table whose pictures are missing or cannot be opened, and why.
-
-    All are opened, in several processes; what was found is remembered for as long as no image changes.
-    """
-    pictures, rows_of, bad = {}, {}, {}
-    for row, shown in iterate_pictures(task, table, images):
-        if isinstance(shown, BadRecord):
-            bad[row] = shown
-            continue
-        for picture in shown:
-            pictures[picture.name] = picture
-            rows_of.setdefault(picture.name, []).append(row)
-    for name, error in _remembered(task.name, list(pictures.values())).items():
-        bad.update(dict.fromkeys(rows_of[name], error))
-    return dict(sorted(bad.items()))
+# pictures that a process takes at a time
+_PIECE = 64
+# so few pieces are done sooner in this process
+_FEW = 4
+# name of a picture -> message and reason
+_Faults = dict[str, tuple[str, str]]
 
 
-def iterate_pictures(
-    task: Any, table: datasets.Dataset, images: ImageFolder
-) -> Iterator[tuple[int, tuple[Picture, ...] | BadRecord]]:
-    """Each row's number with the pictures it shows, or with the reason why it shows none."""
-    columns = table.select_columns(list(task.picture_columns))
-    for start in range(0, len(columns), 1000):
-        chunk = columns[start : start + 1000]
-        for place, values in enumerate(zip(*chunk.values(), strict=True)):
-            try:
-                yield start + place, task.pictures(dict(zip(chunk, values, strict=True)), images)
-            except BadRecord as error:
-                yield start + place, error
+def find_bad_pictures(pictures: Sequence[Picture], title: str) -> dict[str, BadRecord]:
+    """Return why pictures cannot be opened, by name; every one is read to its end."""
+    faults = _find_faults(pictures, title)
+    return {name: BadRecord(*fault) for name, fault in faults.items()}
 
 
-def find_bad_pictures(
-    pictures: Sequence[Picture], title: str, jobs: int | None = None
-) -> dict[str, BadRecord]:
-    """Why pictures cannot be opened, by name; every one is read to its end."""
-    pieces = [pictures[start : start + _PIECE] for start in range(0, len(pictures), _PIECE)]
-    bad: dict[str, BadRecord] = {}
-    with tqdm(
-        total=len(pictures), desc=title, unit=" images", leave=False, disable=None, delay=1
-    ) as bar:
-        for piece, found in map_pieces(_verify, pieces, count_jobs(jobs) if len(pieces) > 4 else 1):
-            bad.update({name: BadRecord(*error) for name, error in found.items()})
-            bar.update(len(piece))
-    return bad
-
-
-def verify_cache(cache: ImageCache, pictures: Sequence[Picture]) -> None:
-    """A DataError where the cache holds other pixels than these pictures' sources give now, as another Pillow may."""
-    for shelf in cache.shelves.values():
-        resizing = parse_name(shelf.folder.name)
-        for picture in pictures if resizing is not None else ():
-            place = shelf.find(picture.name)
-            if place is None or not shelf.is_fresh(place, picture):
-                continue  # it will be read from its source
-            try:
-                same = np.array_equal(shelf.read(place), resizing.read(picture.open()))
-            except DamagedShard:
-                continue  # and so will this
-            if not same:
-                raise DataError(
-                    f"{shelf.folder} holds other pixels of {picture.name} than its source gives now; it was made by "
-                    "another version of Pillow or of mcit: remove that folder; `mcit prepare` then makes it anew"
-                )
-
-
-def _remembered(name: str, pictures: Sequence[Picture]) -> Mapping[str, BadRecord]:
+def remember_bad_pictures(task: str, pictures: Sequence[Picture]) -> dict[str, BadRecord]:
+    """Return the same, remembered in the cache for as long as no file of a picture changes."""
     digest = hashlib.blake2b(digest_size=12)
     for picture in pictures:
         try:
-            digest.update(picture.name.encode("utf-8", "surrogatepass") + b"\0" + picture.stamp())
+            name = picture.name.encode("utf-8", "surrogatepass")
+            digest.update(name + b"\0" + picture.stamp())
         except OSError as error:
             digest.update(repr(error).encode())
-    path = cache_folder() / "verified" / f"{name}-{digest.hexdigest()}.json"
-    known = read_sealed(path)
-    if known is not None:
-        return {key: BadRecord(*error) for key, error in known.items()}
-    bad = find_bad_pictures(pictures, f"open all images of {name}")
-    write_sealed(path, {key: [str(error), error.reason] for key, error in bad.items()})
-    return bad
+    path = open_cache("verified") / f"{task}-{digest.hexdigest()}.json"
+    faults = read_sealed(path)
+    if faults is None:
+        faults = _find_faults(pictures, f"open all images of {task}")
+        write_sealed(path, faults)
+    return {name: BadRecord(*fault) for name, fault in faults.items()}
 
 
-def _verify(pictures: Sequence[Picture]) -> dict[str, tuple[str, str]]:
-    bad = {}
+def _find_faults(pictures: Sequence[Picture], title: str) -> _Faults:
+    pieces = [pictures[start : start + _PIECE] for start in range(0, len(pictures), _PIECE)]
+    jobs = count_jobs() if len(pieces) > _FEW else 1
+    faults: _Faults = {}
+    total = len(pictures)
+    with tqdm(
+        desc=title, total=total, unit=" images", leave=False, disable=None, delay=1
+    ) as progress:
+        for piece, found in map_pieces(_verify, pieces, jobs):
+            faults.update(found)
+            progress.update(len(piece))
+    return faults
+
+
+def _verify(pictures: Sequence[Picture]) -> _Faults:
+    faults = {}
     for picture in pictures:
         try:
             picture.verify()
-        except DataError as error:
-            bad[picture.name] = str(error), getattr(error, "reason", str(error))
-    return bad
+        except BadRecord as error:
+            faults[picture.name] = (str(error), error.reason)
+    return faults

@@ -6,225 +6,196 @@ import shlex
 from dataclasses import replace
 from typing import Any
 
-import datasets
-import numpy as np
 import pyarrow.compute as arrow_compute
 
-from mcit.data.annotated import AnnotatedTask
+from mcit.data.annotated import AnnotatedExamples, AnnotatedSplit, AnnotatedTask
 from mcit.data.image_cache import ImageCache
-from mcit.data.images import ImageFolder
+from mcit.data.images import MISSING, ImageFolder
 from mcit.data.preparing import collect_pictures
-from mcit.data.records import DataProblems, problems_of
-from mcit.data.verification import find_bad_rows, verify_cache
-from mcit.doctor.findings import Finding, SplitFinding
+from mcit.data.problems import UnfitSetting, list_problems
+from mcit.doctor.findings import SKIP, Finding, Problem, SplitFinding
 from mcit.doctor.layout import explain_missing, explain_packed, show
-from mcit.task import DataError
+from mcit.errors import DataError
+from mcit.task import Split
 
-_SAMPLE = 32  # rows of a split whose images are opened without --deep
-_FEW = 0.01  # share of images that may be absent before a set counts as incomplete
-SKIP = "leave them out: mcit run --on-bad-record skip"
+_SPLITS: tuple[Split, ...] = ("train", "eval")
+# rows of a split whose images are opened without --deep
+_SAMPLE = 32
+# share of images that may be absent before a set counts as incomplete
+_FEW = 0.01
+# pictures that are compared with the image cache
+_COMPARED = 3
 
 
 def examine_annotated(task: AnnotatedTask, deep: bool) -> Finding:
-    """Files, records, images, a sample or all of them opened, vocabulary, cache."""
+    """Look at files, records, images (a sample or all of them opened), vocabulary and cache."""
     finding = Finding(task.name, order=task.name)
-    tables: dict[str, datasets.Dataset] = {}
-    for split in ("train", "eval"):
-        official = task.splits[split]
-        finding.splits[split] = SplitFinding(official, official=task.sizes.get(official))
-        table, images = _read_table(task, split, finding), _list_folder(task, official, finding)
-        if table is not None:
-            tables[split] = table
-            finding.splits[split].examples = len(table)
-            _count_images(task, split, table, images, finding)
-            if images is not None:
-                _open_images(task, split, table, images, deep, finding)
-    if len(tables) == 2:
-        _compare_splits(task, tables, finding)
-        _add_remarks(task, finding)
+    readable = []
+    for name in _SPLITS:
+        official = task.splits[name]
+        noted = SplitFinding(official, official=task.sizes.get(official))
+        finding.splits[name] = noted
+        split = _read_records(task, name, finding)
+        images = _list_images(task.split(name), finding)
+        if split is None:
+            continue
+        readable.append(split)
+        noted.examples = len(split.table)
+        named = sum(len(keys) for keys in split.list_keys().values())
+        noted.files = named
+        if images is None:
+            noted.absent = named
+            continue
+        _count_absent(split, noted, named, finding=finding)
+        _open_images(split, deep, finding)
+    if len(readable) == 2:
+        _compare_splits(readable, finding)
+        _add_notes(task, finding)
     if finding.status == "ready":
-        _look_at_cache(task, finding)
+        _examine_cache(task, finding)
     return finding
 
 
-def _fetch(task: AnnotatedTask) -> str:
+def _download(task: AnnotatedTask) -> str:
     return f"download from {task.page}; {task.source}"
 
 
-def _read_table(task: AnnotatedTask, split: str, finding: Finding) -> datasets.Dataset | None:
-    root, absent = (
-        task.path(),
-        [path for path in task.files(task.splits[split]) if not path.is_file()],
-    )
+def _read_records(task: AnnotatedTask, name: Split, finding: Finding) -> AnnotatedSplit | None:
+    """Return the split if its records can be read, without the wrong ones if others are right."""
+    split = task.split(name)
+    absent = [path for path in split.files if not path.is_file()]
     for path in absent:
-        problem = explain_missing(root, path, task.archives, _fetch(task))
-        finding.add(problem.text, problem.remedy, problem.status)
+        finding.add(explain_missing(task.path(), path, task.archives, _download(task)))
     if absent:
         return None
+    lenient = replace(task, on_bad_record="skip").split(name)
     try:
-        return task.table(split)
+        _ = split.table
+        return split
     except DataError as error:
-        return _read_the_rest(task, split, error, finding)
-
-
-def _read_the_rest(
-    task: AnnotatedTask, split: str, error: DataError, finding: Finding
-) -> datasets.Dataset | None:
-    """The table of the records that are right, where the others could be left out."""
-    lenient = replace(task, on_bad_record="skip")
+        problems = list_problems(error)
     try:
-        table = lenient.table(split)
+        _ = lenient.table
     except DataError:
-        for problem in problems_of(error):
-            finding.add(problem, f"download it again from {task.page}")
+        for problem in problems:
+            finding.add(Problem(problem, f"download it again from {task.page}"))
         return None
-    described = lenient.skipped_records(split).describe(lenient.count_records(split))
-    finding.add(described.replace("are left out", "are wrong"), SKIP, "fixable")
-    return table
+    described = lenient.skipped_records.describe(lenient.count_records(), verdict="wrong")
+    finding.add(Problem(described, SKIP, "fixable"))
+    return lenient
 
 
-def _list_folder(task: AnnotatedTask, official: str, finding: Finding) -> ImageFolder | None:
+def _list_images(split: AnnotatedSplit, finding: Finding) -> ImageFolder | None:
+    task = split.task
     try:
-        return task.folder(official)
+        return split.images
     except DataError:
-        path = task.path(*task.image_place(official))
-        problem = explain_missing(task.path(), path, task.archives, _fetch(task))
-        finding.add(problem.text, problem.remedy, problem.status)
+        path = task.path(*task.image_place(split.name))
+        finding.add(explain_missing(task.path(), path, task.archives, _download(task)))
         return None
 
 
-def _count_images(
-    task: AnnotatedTask,
-    split: str,
-    table: datasets.Dataset,
-    images: ImageFolder | None,
-    finding: Finding,
-) -> None:
-    found = finding.splits[split]
-    columns = {
-        column: arrow_compute.unique(table.data.column(column)).to_pylist()
-        for column in task.image_columns
-    }
-    found.files = sum(map(len, columns.values()))
-    if images is None:
-        found.absent = found.files
+def _count_absent(split: AnnotatedSplit, noted: SplitFinding, named: int, finding: Finding) -> None:
+    task = split.task
+    absent = {column: keys for column, keys in split.find_absent().items() if keys}
+    noted.absent = sum(len(keys) for keys in absent.values())
+    if not absent:
         return
-    absent = {
-        column: [name for name in names if name not in images.index]
-        for column, names in columns.items()
-    }
-    found.absent = sum(map(len, absent.values()))
-    if not found.absent:
-        return
-    column = next(column for column, names in absent.items() if names)
-    first = absent[column][0]
-    text = f"{show(task.path(), images.path)} lacks {found.absent:,} of {found.files:,} files that {found.name} names"
-    text = f"{text}, the first is {column} {first!r}"
-    packed = explain_packed(task.path(), images.path, task.archives, _fetch(task))
+    column, keys = next(iter(absent.items()))
+    folder = split.images.path
+    text = (
+        f"{show(task.path(), folder)} lacks {noted.absent:,} of {named:,} files that "
+        f"{noted.name} names, the first is {column} {keys[0]!r}"
+    )
+    packed = explain_packed(task.path(), folder, task.archives, _download(task))
     if packed is not None:
-        finding.add(f"{text}; {packed.text}", packed.remedy, packed.status)
-    elif found.absent <= _FEW * found.files:
-        finding.add(text, f"{SKIP}; or fetch them from {task.page}", "fixable")
+        finding.add(replace(packed, text=f"{text}; {packed.text}"))
+    elif noted.absent <= _FEW * named:
+        finding.add(Problem(text, f"{SKIP}; or fetch them from {task.page}", "fixable"))
+    elif noted.absent == named:
+        finding.add(Problem(text + _compare_names(keys[0], split.images), _download(task)))
     else:
-        named = _compare_names(first, images) if found.absent == found.files else ""
-        finding.add(f"{text}{named}", _fetch(task))
+        finding.add(Problem(text, _download(task)))
 
 
 def _compare_names(wanted: Any, images: ImageFolder) -> str:
-    """What the files there are called, where they are called otherwise."""
-    held = list(dict.fromkeys(images.index.values()))
+    """Return what the files there are called, if all are called otherwise."""
+    held = list(images.index.values())
     if not held:
         return "; no file there has a name of that kind"
-    last = str(wanted).rpartition("/")[2]
-    if "/" in str(wanted) and any(name.rpartition("/")[2] == last for name in held):
+    folder, _, last = str(wanted).rpartition("/")
+    if folder and any(name.rpartition("/")[2] == last for name in held):
         return f"; {last} is there outside of its folder: unpack again, with folders (no unzip -j)"
     return f"; files there are called {held[0]!r}"
 
 
-def _open_images(
-    task: AnnotatedTask,
-    split: str,
-    table: datasets.Dataset,
-    images: ImageFolder,
-    deep: bool,
-    finding: Finding,
-) -> None:
-    file, bad = task.files(task.splits[split])[-1], {}
+def _open_images(split: AnnotatedSplit, deep: bool, finding: Finding) -> None:
+    """Note examples whose images are there and cannot be opened: all, or of a sample."""
+    bad = []
+    tried = len(split.table)
     if deep:
-        bad = {
-            row: str(error)
-            for row, error in find_bad_rows(task, table, images).items()
-            if _is_there(error)
-        }
+        for number, error in split.find_bad_rows().items():
+            if error.reason != MISSING:
+                record = split.table[number]["record"]
+                bad.append(f"{split.annotations}, record {record}: {error}")
     else:
-        for row in np.unique(np.linspace(0, len(table) - 1, _SAMPLE).astype(int)).tolist():
-            if all(table[row][column] in images.index for column in task.image_columns):
-                try:
-                    task.open(table[row], images)
-                except DataError as error:
-                    bad[row] = str(error)
+        examples = AnnotatedExamples(split, split.table)
+        rows = split.sample_rows(split.table, _SAMPLE)
+        tried = len(rows)
+        for row in rows:
+            try:
+                examples.open(row)
+            except DataError as error:
+                bad.append(str(error))
     if bad:
-        row, error = next(iter(bad.items()))
-        tried = len(table) if deep else min(_SAMPLE, len(table))
         text = f"{len(bad):,} of {tried:,} examples that were opened have a bad image"
-        finding.add(
-            f"{text}, first {file}, record {table[row]['record']}: {error}", SKIP, "fixable"
-        )
+        finding.add(Problem(f"{text}, first {bad[0]}", SKIP, "fixable"))
 
 
-def _is_there(error: DataError) -> bool:
-    return getattr(error, "reason", "") != "image missing"  # those are counted from the listing
+def _compare_splits(splits: list[AnnotatedSplit], finding: Finding) -> None:
+    """Note examples that would be learned and then scored."""
+    train, held_out = (split.table for split in splits)
+    # numbered, if the file has no ids
+    if held_out[0]["id"] == str(held_out[0]["record"]):
+        return
+    known = train.data.column("id").combine_chunks()
+    is_shared = arrow_compute.is_in(held_out.data.column("id"), value_set=known)
+    count = arrow_compute.sum(is_shared).as_py()
+    if count:
+        names = " and ".join(split.name for split in splits)
+        remedy = f"download the split's own file from {splits[1].task.page}"
+        finding.add(Problem(f"{count:,} examples are in both {names}", remedy))
 
 
-def _compare_splits(
-    task: AnnotatedTask, tables: dict[str, datasets.Dataset], finding: Finding
-) -> None:
-    """The same example in both splits would be learned and then scored."""
-    train, held_out = (tables[split].data.column("id") for split in ("train", "eval"))
-    shared = arrow_compute.sum(
-        arrow_compute.is_in(held_out, value_set=train.combine_chunks())
-    ).as_py()
-    if shared and tables["eval"][0]["id"] != str(
-        tables["eval"][0]["record"]
-    ):  # numbered where the file has no ids
-        names = " and ".join(task.splits[split] for split in ("train", "eval"))
-        finding.add(
-            f"{shared:,} examples are in {names} alike",
-            f"download the split's own file from {task.page}",
-        )
-
-
-def _add_remarks(task: AnnotatedTask, finding: Finding) -> None:
+def _add_notes(task: AnnotatedTask, finding: Finding) -> None:
     try:
-        finding.notes += task.remarks()
-    except DataProblems as error:
-        for problem in error.problems:
-            finding.add(problem, f"download it again from {task.page}")
+        finding.notes += task.doctor_notes()
+    except UnfitSetting as error:
+        finding.add(Problem(error.problem, error.remedy, "fixable"))
     except DataError as error:
-        text, _, remedy = str(error).rpartition("; ")
-        finding.add(text or str(error), remedy, "fixable")
+        for problem in list_problems(error):
+            finding.add(Problem(problem, f"fix the file, or download it again from {task.page}"))
 
 
-def _look_at_cache(task: AnnotatedTask, finding: Finding) -> None:
+def _examine_cache(task: AnnotatedTask, finding: Finding) -> None:
     cache = ImageCache.find(task.path())
     if cache is None:
         return
     root = shlex.quote(str(task.path()))
-    pictures = {**collect_pictures(task, "train"), **collect_pictures(task, "eval")}.values()
-    for name, shelf in cache.shelves.items():
-        places = [(shelf.find(picture.name), picture) for picture in pictures]
-        held = sum(place is not None for place, _ in places)
-        stale = sum(
-            place is not None and not shelf.is_fresh(place, picture) for place, picture in places
-        )
-        lead = f"image cache {name}: {held:,} of {len(pictures):,} images"
-        if shelf.damaged or stale:
+    pictures = list(collect_pictures(task, "train", "eval").values())
+    for name, index in cache.indexes.items():
+        found = [picture for picture in pictures if index.find(picture.name) is not None]
+        stale = sum(index.find_fresh(picture) is None for picture in found)
+        note = f"image cache {name}: {len(found):,} of {len(pictures):,} images"
+        if index.damaged or stale:
             changed = f"{stale:,} changed since, " if stale else ""
-            lead += f" ({changed}{len(shelf.damaged)} damaged files): run `mcit prepare --data-root {root}`"
-        if held or shelf.damaged:
-            finding.notes.append(lead)
-        finding.prepared |= held == len(pictures) and not stale
+            damaged = f"{len(index.damaged)} damaged files"
+            note += f" ({changed}{damaged}): run `mcit prepare --data-root {root}`"
+        if found or index.damaged:
+            finding.notes.append(note)
+        if len(found) == len(pictures) and not stale:
+            finding.prepared = True
     try:
-        verify_cache(cache, list(pictures)[:3])
+        cache.verify(pictures[:_COMPARED])
     except DataError as error:
-        finding.add(str(error), f"rm -r {shlex.quote(str(cache.folder))}", "fixable")
+        finding.add(Problem(str(error), f"rm -r {shlex.quote(str(cache.folder))}", "fixable"))

@@ -4,112 +4,103 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from dataclasses import replace
 
 import numpy as np
 import torch
 
 from mcit.data.class_incremental import ClassIncrementalTask
-from mcit.data.image_folders import NOT_HERE, Images
-from mcit.data.splits import order_classes
-from mcit.doctor.annotated import SKIP
-from mcit.doctor.findings import MISSING, Finding, SplitFinding
+from mcit.data.problems import BadRecords, MissingData, refuse
+from mcit.doctor.findings import SKIP, Finding, Problem, SplitFinding
 from mcit.doctor.layout import explain_missing
-from mcit.task import DataError
+from mcit.errors import DataError
 
-_SAMPLE = 32  # images that are opened of a split whose images stay in files
-_TRIED = 3  # classes of which all images are opened without --deep, where images are small
+# images of a split that are opened if they stay in files
+_SAMPLE = 32
 
 
 def examine_classes(task: ClassIncrementalTask, deep: bool) -> Finding:
-    """Classes and images counted, some or all of them opened."""
-    finding = Finding(task.dataset, track="efcil")
-    present: dict[str, Counter[int]] = {}
+    """Count classes and images, and open some or all of them."""
+    finding = Finding(task.dataset, track=task.track)
+    present: list[Counter[int]] = []
     for split in ("train", "eval"):
-        finding.splits[split] = SplitFinding(split, official=task.sizes.get(split))
+        noted = SplitFinding(split, official=task.sizes.get(split))
+        finding.splits[split] = noted
         try:
-            present[split] = task.count_labels(split)
+            counts = task.count_labels(split)
         except DataError as error:
-            _explain(task, error, finding)
+            finding.add(_explain(task, error))
         else:
-            finding.splits[split].examples = present[split].total()
-    if len(present) == 2:
-        labels = _count_classes(task, present, finding)
+            noted.examples = counts.total()
+            present.append(counts)
+    if len(present) < 2:
+        return finding
+    labels = _choose_classes(task, present, finding)
+    if labels:
         finding.order = f"{task.dataset}:{_split_evenly(len(labels))}"
-        for split in present if labels else ():
-            _open_images(task, split, labels, deep, finding)
+        for split in ("train", "eval"):
+            _open_images(task, split, labels, deep=deep, finding=finding)
     return finding
 
 
-def _explain(task: ClassIncrementalTask, error: DataError, finding: Finding) -> None:
-    root, text = task.root, str(error)
-    if NOT_HERE not in text:
-        finding.add(text, f"download it again from {task.page}")
-        return
-    fetch = f"download from {task.page} and put it in {shlex.quote(str(root / task.home))}"
-    problem = explain_missing(root, root / task.home, task.archives, fetch)
-    needed = text.partition(f"{NOT_HERE}: ")[2].partition(" (looked in")[0]
-    finding.add(
-        needed if problem.text.endswith(MISSING) else problem.text, problem.remedy, problem.status
-    )
+def _explain(task: ClassIncrementalTask, error: DataError) -> Problem:
+    """Return why the images could not be listed: they are elsewhere, or nowhere, or wrong."""
+    if not isinstance(error, MissingData):
+        return Problem(str(error), f"download it again from {task.page}")
+    home = task.path(task.home)
+    fetch = f"download from {task.page} and put it in {shlex.quote(str(home))}"
+    problem = explain_missing(task.path(), home, task.archives, fetch)
+    if problem.absent:
+        return Problem(error.needed, fetch)
+    return problem
 
 
-def _count_classes(
-    task: ClassIncrementalTask, present: dict[str, Counter[int]], finding: Finding
+def _choose_classes(
+    task: ClassIncrementalTask, present: list[Counter[int]], finding: Finding
 ) -> list[int]:
-    """The labels that can be learned: all, or as many of the class order as are there from its start."""
-    both = present["train"].keys() & present["eval"].keys()
-    order = order_classes(
-        task.class_count, 1993 if task.class_order_seed is None else task.class_order_seed
-    )
-    usable = next((place for place, label in enumerate(order) if label not in both), len(order))
-    wanted = task.classes or task.class_count
-    if usable >= wanted:
-        return order[:wanted]
+    """Return the labels that can be learned: all, or those that the class order begins with."""
+    both = present[0].keys() & present[1].keys()
+    order = list(task.part.order)
+    usable = 0
+    while usable < len(order) and order[usable] in both:
+        usable += 1
+    if usable == len(order):
+        return order
     here = f"{len(both)} of {task.class_count} classes are there"
     if usable == 0:
-        seed = f"the first that is learned in the order of seed {task.class_order_seed} is not among them"
-        finding.add(f"{here}, and {seed}", f"download all from {task.page}")
-        return []
-    finding.notes.append(f"{here}; a run can learn the first {usable} of the class order")
-    finding.options.append(f"--set tasks.{task.dataset}.classes={usable}")
+        text = (
+            f"{here}, and the first that is learned in the order of seed "
+            f"{task.class_order_seed} is not among them"
+        )
+        finding.add(Problem(text, f"download all from {task.page}"))
+    else:
+        finding.notes.append(f"{here}; a run can learn the first {usable} of the class order")
+        finding.options.append(f"--set tasks.{task.dataset}.classes={usable}")
     return order[:usable]
 
 
 def _split_evenly(classes: int) -> str:
-    """Ten tasks where that makes sense, else five, else one for each class."""
-    tasks = next(
-        (tasks for tasks in (10, 5) if classes % tasks == 0 and classes >= 4 * tasks),
-        max(1, classes),
-    )
-    return f"{tasks}x{max(1, classes // tasks)}"
+    """Return ten tasks if that makes sense, else five, else one for each class."""
+    for tasks in (10, 5):
+        if classes % tasks == 0 and classes >= 4 * tasks:
+            return f"{tasks}x{classes // tasks}"
+    return f"{classes}x1"
 
 
 def _open_images(
     task: ClassIncrementalTask, split: str, labels: list[int], deep: bool, finding: Finding
 ) -> None:
-    tried = (
-        labels
-        if deep
-        else [labels[place] for place in {0, len(labels) // 2, len(labels) - 1}][:_TRIED]
-    )
-    # a part of its own, so that what is left out is counted here only
-    lenient = replace(
-        task, on_bad_record="skip" if deep else "fail", part=replace(task.part, pool={}, skipped={})
-    )
+    """Note images that cannot be opened: of all classes, or of three until the first."""
+    bad = BadRecords()
+    chosen = labels if deep else sorted({labels[0], labels[len(labels) // 2], labels[-1]})
     try:
-        images = lenient.read_images(split, tried)
-        _fetch_some(images)
+        images = task.read_images(split, chosen, bad.add if deep else refuse)
+        count = len(images.labels)
+        if count:
+            rows = np.unique(np.linspace(0, count - 1, _SAMPLE).astype(int))
+            task.eval_transform(images.load_rows(torch.from_numpy(rows)))
     except DataError as error:
-        finding.add(str(error), SKIP, "fixable")
+        finding.add(Problem(str(error), SKIP, "fixable"))
         return
-    bad = lenient.part.skipped.get(split)
-    if bad is not None and len(bad):
-        described = bad.describe(len(images.labels) + len(bad)).replace("are left out", "are wrong")
-        finding.add(f"{split}: {described}", SKIP, "fixable")
-
-
-def _fetch_some(images: Images) -> None:
-    if len(images.labels):
-        rows = np.unique(np.linspace(0, len(images.labels) - 1, _SAMPLE).astype(int))
-        images.fetch(torch.from_numpy(rows), training=False)
+    if len(bad):
+        described = bad.describe(count + len(bad), verdict="wrong")
+        finding.add(Problem(f"{split}: {described}", SKIP, "fixable"))

@@ -1,4 +1,4 @@
-"""Which tasks are looked at, and how."""
+"""Which tasks are examined, and how."""
 
 from __future__ import annotations
 
@@ -9,47 +9,51 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from mcit.config import ConfigError, parse
-from mcit.data.annotated import AnnotatedTask
+from mcit.config.files import find_config, read_yaml, task_name
+from mcit.config.parse import parse
+from mcit.data.annotated import AnnotatedSplit, AnnotatedTask
 from mcit.data.class_incremental import ClassIncrementalTask
-from mcit.data.pool import count_jobs, map_pieces
+from mcit.data.workers import count_jobs, map_pieces
 from mcit.doctor.annotated import examine_annotated
 from mcit.doctor.class_incremental import examine_classes
-from mcit.doctor.findings import Finding
-from mcit.registry import UnknownName, find_task, task_names
-from mcit.task import DataError, Task
+from mcit.doctor.findings import Finding, Problem
+from mcit.errors import ConfigError, DataError
+from mcit.registry import TASK, UnknownName, find_task, list_names
+from mcit.task import Task
 
-_WORTHWHILE = 20_000_000  # bytes of annotations that are parsed in several processes
-CLIMB = ("vqa", "nlvr2", "snli-ve", "vcr")  # the order in which they are usually learned
+# bytes of annotations that are parsed in several processes
+_WORTHWHILE = 20_000_000
+
+TaskOptions = Mapping[str, Mapping[str, Any]]
 
 
 def examine(
-    root: Path,
-    order: Sequence[str] = (),
-    options: Mapping[str, Mapping[str, Any]] | None = None,
-    deep: bool = False,
+    root: Path, order: Sequence[str] = (), options: TaskOptions | None = None, deep: bool = False
 ) -> list[Finding]:
-    """What is found of each task of an order; without one, of all tasks that need data."""
+    """Return a finding for each task of an order; without one, for all tasks that need data."""
     tasks = make_tasks(root, order, options)
-    _parse_together([task for task in tasks if isinstance(task, AnnotatedTask)])
+    _parse_together(tasks)
     return [_examine_task(task, deep) for task in tasks]
 
 
 def make_tasks(
-    root: Path, order: Sequence[str] = (), options: Mapping[str, Mapping[str, Any]] | None = None
+    root: Path, order: Sequence[str] = (), options: TaskOptions | None = None
 ) -> list[Task]:
-    """The tasks of an order, a data set that is split as a whole; all that is wrong with it comes in one error."""
-    named = {find_task(name): changes for name, changes in (options or {}).items()}
-    tasks, problems = [], []
-    for item in order or _need_data():
+    """Return the tasks of an order, a data set that is split as a whole.
+
+    All that is wrong with the order is one error.
+    """
+    changes = {find_task(name): given for name, given in (options or {}).items()}
+    tasks: list[Task] = []
+    problems: list[str] = []
+    for item in order or _list_tasks():
         name, _, split = item.partition(":")
         try:
             kind = find_task(name)
-            given = {"root": str(root), **named.get(kind, {})}
+            given = {"root": str(root), **changes.get(kind, {})}
             if split:
-                kind.sequence(
-                    split, given, seed=1
-                )  # is it one that the data set can be split into?
+                # raises if the data set cannot be split like that
+                kind.sequence(split, given, seed=1)
             tasks.append(parse(kind, given, where=f"tasks.{name}"))
         except UnknownName as error:
             problems.append(str(error))
@@ -60,37 +64,43 @@ def make_tasks(
     return tasks
 
 
-def _need_data() -> list[str]:
-    """All but those that are generated: the vision-language tasks in the order of `CLIMB`, then the others."""
-    kinds = {name: find_task(name) for name in task_names()}
-    needing = [name for name, kind in kinds.items() if getattr(kind, "page", None) != ""]
-    return [
-        *(name for name in CLIMB if name in needing),
-        *(name for name in needing if name not in CLIMB),
-    ]
+def _list_tasks() -> list[str]:
+    """Return the tasks that need data, those of CLiMB first and in its order."""
+    climb = [task_name(item) for item in read_yaml(find_config("climb"))["order"]]
+    names = list_names(TASK)
+    ordered = [name for name in climb if name in names]
+    ordered += [name for name in names if name not in climb]
+    return [name for name in ordered if _needs_data(find_task(name))]
 
 
-def _parse_together(tasks: Sequence[AnnotatedTask]) -> None:
-    """Parse the annotations of all splits side by side; they stay in the cache, where the examination finds them."""
-    pieces = []
-    for task, split in [(task, split) for task in tasks for split in ("train", "eval")]:
-        files = task.files(task.splits[split])
-        if all(path.is_file() for path in files):
-            pieces.append((sum(path.stat().st_size for path in files), task, split))
-    if sum(size for size, _, _ in pieces) < _WORTHWHILE:
+def _needs_data(kind: type) -> bool:
+    return not issubclass(kind, ClassIncrementalTask) or kind.page != ""
+
+
+def _parse_together(tasks: Sequence[Task]) -> None:
+    """Parse annotations in several processes; the examination then finds them in the cache."""
+    sizes: dict[AnnotatedSplit, int] = {}
+    for task in tasks:
+        if not isinstance(task, AnnotatedTask):
+            continue
+        for split in (task.split("train"), task.split("eval")):
+            if all(path.is_file() for path in split.files):
+                sizes[split] = sum(path.stat().st_size for path in split.files)
+    if sum(sizes.values()) < _WORTHWHILE:
         return
-    pieces.sort(key=lambda piece: -piece[0])  # the longest first
+    # the longest first
+    splits = sorted(sizes, key=lambda split: -sizes[split])
     with tqdm(
-        total=len(pieces), desc="parse annotations", unit=" splits", leave=False, disable=None
-    ) as bar:
-        for _ in map_pieces(_parse, pieces, count_jobs()):
-            bar.update()
+        desc="parse annotations", total=len(splits), unit=" splits", leave=False, disable=None
+    ) as progress:
+        for _ in map_pieces(_parse, splits, count_jobs()):
+            progress.update()
 
 
-def _parse(piece: tuple[int, AnnotatedTask, str]) -> None:
-    _, task, split = piece
-    with suppress(DataError):  # the examination comes upon it again, and explains it
-        task.table(split)
+def _parse(split: AnnotatedSplit) -> None:
+    # the examination meets the error again, and explains it
+    with suppress(DataError):
+        _ = split.table
 
 
 def _examine_task(task: Task, deep: bool) -> Finding:
@@ -98,11 +108,11 @@ def _examine_task(task: Task, deep: bool) -> Finding:
         return examine_annotated(task, deep)
     if isinstance(task, ClassIncrementalTask) and task.page:
         return examine_classes(task, deep)
-    finding = Finding(getattr(task, "dataset", task.name))
+    finding = Finding(task.dataset or task.name, track=task.track)
     try:
         task.check()
     except DataError as error:
-        finding.add(str(error), "mend what is named")
+        finding.add(Problem(str(error), "fix the problem above"))
     else:
-        finding.notes.append("checked as a run would; it is generated, or a task of your own")
+        finding.notes.append("checked with Task.check() (generated data or a task of your own)")
     return finding

@@ -11,33 +11,34 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mcit.doctor.findings import MISSING, Finding, exit_code
+from mcit.doctor.findings import Finding, exit_code
+from mcit.task import Track
 
-_COLOURS = {"ready": "green", "fixable": "yellow", "missing": "red"}
+_COLORS = {"ready": "green", "fixable": "yellow", "missing": "red"}
 
 
-def print_findings(root: Path, findings: Sequence[Finding], console: Console | None = None) -> None:
-    """A table of all tasks, then what is to be said and done about each."""
-    if not findings:
-        return
-    console = console or Console(highlight=False)
+def print_findings(root: Path, findings: Sequence[Finding]) -> None:
+    """Print a table of all tasks, then what is to be said and done about each."""
+    console = Console(highlight=False)
     table = Table(title=f"data in {root}", title_justify="left")
-    for name in ("task", "status", "train", "eval", "files"):
-        table.add_column(
-            name, justify="left" if name in ("task", "status") else "right", no_wrap=True
-        )
+    for name in ("task", "status"):
+        table.add_column(name, no_wrap=True)
+    for name in ("train", "eval", "files"):
+        table.add_column(name, justify="right", no_wrap=True)
     for finding in findings:
-        table.add_row(
-            finding.task, Text(finding.status, _COLOURS[finding.status]), *_describe_splits(finding)
-        )
+        splits = finding.splits
+        cells = [splits[name].describe() if name in splits else "" for name in ("train", "eval")]
+        status = Text(finding.status, _COLORS[finding.status])
+        table.add_row(finding.task, status, *cells, _count_files(finding))
     console.print(table)
     for finding in findings:
         _print_details(finding, console)
-    _print_next(root, findings, console)
+    for line in _suggest_commands(root, findings):
+        console.print(Text(line), soft_wrap=True)
 
 
 def format_json(root: Path, findings: Sequence[Finding]) -> str:
-    """Everything that was found, for programs."""
+    """Return everything that was found, for programs."""
     data = {
         "data_root": str(root),
         "exit_code": exit_code(findings),
@@ -46,54 +47,47 @@ def format_json(root: Path, findings: Sequence[Finding]) -> str:
     return json.dumps(data, indent=1)
 
 
-def _describe_splits(finding: Finding) -> list[str]:
-    cells = [
-        finding.splits[split].describe() if split in finding.splits else ""
-        for split in ("train", "eval")
-    ]
-    shown = sum(split.files or 0 for split in finding.splits.values())
+def _count_files(finding: Finding) -> str:
+    counts = [split.files for split in finding.splits.values() if split.files is not None]
+    if not counts:
+        return ""
+    named = sum(counts)
     absent = sum(split.absent for split in finding.splits.values())
-    if any(split.files is not None for split in finding.splits.values()):
-        return [*cells, f"{shown - absent:,} of {shown:,}" if absent else f"{shown:,}"]
-    return [*cells, ""]
+    if absent:
+        return f"{named - absent:,} of {named:,}"
+    return f"{named:,}"
 
 
 def _print_details(finding: Finding, console: Console) -> None:
     if finding.problems or finding.notes:
-        console.print(Text(f"{finding.task}: {finding.status}", _COLOURS[finding.status]))
+        console.print(Text(f"{finding.task}: {finding.status}", _COLORS[finding.status]))
     for problem in finding.problems:
-        console.print(Text(f"  - {_gather(problem.text)}"), soft_wrap=True)
+        console.print(Text(f"  - {problem.text}"), soft_wrap=True)
         console.print(Text(f"    next: {problem.remedy}"), soft_wrap=True)
     for note in finding.notes:
         console.print(Text(f"  {note}"), soft_wrap=True)
 
 
-def _gather(text: str) -> str:
-    """`a is missing; b is missing` as `missing: a, b`."""
-    parts = text.split("; ")
-    if len(parts) > 1 and all(part.endswith(MISSING) for part in parts):
-        return f"missing: {', '.join(part.removesuffix(MISSING) for part in parts)}"
-    return text
-
-
-def _print_next(root: Path, findings: Sequence[Finding], console: Console) -> None:
-    """Commands that use what is ready: the vision-language tasks as one sequence, data sets one by one."""
+def _suggest_commands(root: Path, findings: Sequence[Finding]) -> list[str]:
+    """Return commands that use what is ready; data sets that are split stand alone."""
     if (root / "embedded.json").is_file():
-        console.print(
-            "this is the embedded benchmark: mcit run uses it where no --data-root is given"
-        )
-        return
+        return ["this is the embedded benchmark: mcit run uses it if no --data-root is given"]
     ready = [finding for finding in findings if finding.status == "ready" and finding.order]
-    groups = [[finding for finding in ready if finding.track == "mcit"]]
-    groups += [[finding] for finding in ready if finding.track == "efcil"]
-    place = shlex.quote(str(root))
-    for group in filter(None, groups):
-        words = [f"--order {','.join(finding.order for finding in group)}", f"--data-root {place}"]
-        words += [option for finding in group for option in finding.options]
-        if group[0].track == "mcit" and not all(finding.prepared for finding in group):
-            console.print(
-                Text(f"resize images once: mcit prepare {' '.join(words)}"), soft_wrap=True
-            )
-        console.print(
-            Text(f"try what is ready: mcit run {' '.join(words)} --dry-run"), soft_wrap=True
-        )
+    groups = [[finding] for finding in ready if finding.track is Track.CLASSES]
+    tasks = [finding for finding in ready if finding.track is Track.TASKS]
+    lines = []
+    if tasks:
+        groups.insert(0, tasks)
+    if not all(finding.prepared for finding in tasks):
+        lines.append(f"resize images once: mcit prepare {_write_options(root, tasks)}")
+    for group in groups:
+        lines.append(f"try what is ready: mcit run {_write_options(root, group)} --dry-run")
+    return lines
+
+
+def _write_options(root: Path, findings: Sequence[Finding]) -> str:
+    order = ",".join(finding.order for finding in findings)
+    words = [f"--order {order}", f"--data-root {shlex.quote(str(root))}"]
+    for finding in findings:
+        words += finding.options
+    return " ".join(words)

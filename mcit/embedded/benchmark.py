@@ -1,9 +1,8 @@
-"""The benchmark as files: the four tasks in the official formats and layout under one root, made once and kept."""
+"""The benchmark as files: four tasks in the official formats and layout under one root."""
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import os
 import shutil
@@ -11,18 +10,24 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from typing import Any
 
-from mcit.config import cache_root
 from mcit.embedded.nlvr2 import write_nlvr2
 from mcit.embedded.snli_ve import write_snli_ve
 from mcit.embedded.vcr import write_vcr
 from mcit.embedded.vqav2 import write_vqav2
+from mcit.files import cache_folder, make_folder, read_object
 
-VERSION = 2  # of the generator: whatever changes a written byte raises it
+# the small ViLT, a folder in Hugging Face format
+VILT = Path(__file__).with_name("vilt")
+# of the generator: whatever changes a written byte raises it
+VERSION = 2
 WRITERS = {"vqav2": write_vqav2, "nlvr2": write_nlvr2, "snli-ve": write_snli_ve, "vcr": write_vcr}
-# seconds; a run knows its images by their times too, and must find the same wherever and whenever they are made
+# seconds; a run knows its images by their times too, which must be the same wherever they are made
 WRITTEN = 1_600_000_000
-SPLITS = {  # official names of the training split and of those that are scored
+SETTINGS = "embedded.json"
+# official names of the training split and of those that are scored
+SPLITS = {
     "vqav2": ("train", "val"),
     "nlvr2": ("train", "dev", "test1"),
     "snli-ve": ("train", "dev", "test"),
@@ -32,43 +37,61 @@ SPLITS = {  # official names of the training split and of those that are scored
 
 @dataclass(frozen=True)
 class Sizes:
-    """How many examples each task has for training, and in each split that is scored."""
+    """The number of examples of each task for training, and in each split that is scored."""
 
     train: int = 4096
     evaluation: int = 768
 
 
-def write_benchmark(root: Path, sizes: Sizes | None = None, seed: int = 0) -> None:
-    """All four tasks under `root`. The same sizes and seed give the same bytes; every split has its own scenes."""
-    sizes = sizes or Sizes()
+DEFAULT_SIZES = Sizes()
+
+
+def write_benchmark(root: Path, sizes: Sizes = DEFAULT_SIZES, seed: int = 0) -> None:
+    """Write all four tasks under `root`. Every split has its own scenes.
+
+    The same sizes and seed make the same bytes.
+    """
     for task, splits in SPLITS.items():
         for split in splits:
             count = sizes.train if split == "train" else sizes.evaluation
             WRITERS[task](root, split, count, Random(f"benchmark {seed} {task} {split}"))
     settings = {"version": VERSION, "seed": seed, **dataclasses.asdict(sizes)}
-    (root / "embedded.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    (root / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+
+
+def read_settings(root: Path) -> dict[str, Any] | None:
+    """Return version, seed and sizes of the benchmark under `root`; None if there is none."""
+    return read_object(root / SETTINGS)
+
+
+def find_place(
+    cache: str | Path | None = None, sizes: Sizes = DEFAULT_SIZES, seed: int = 0
+) -> Path:
+    """Return where the benchmark is, or will be, in the cache."""
+    folder = Path(cache).expanduser() if cache else cache_folder()
+    return folder / f"embedded-v{VERSION}-{sizes.train}-{sizes.evaluation}-seed{seed}"
 
 
 def ensure_benchmark(
-    cache_dir: str | Path | None = None, sizes: Sizes | None = None, seed: int = 0
+    cache: str | Path | None = None, sizes: Sizes = DEFAULT_SIZES, seed: int = 0
 ) -> Path:
-    """The root of the benchmark in the cache, written now if it is not there yet.
+    """Return the root of the benchmark in the cache, written if it is not there.
 
-    The cache is `cache_dir`, else `$MCIT_CACHE`, else `~/.cache/mcit`. The files are written beside their place and
-    moved there in one step, so that an interrupted run leaves nothing half made and two runs at once agree.
+    The files are written next to their place and moved there in one step, so that an interrupted
+    run leaves nothing half made and two runs at once agree.
     """
-    sizes = sizes or Sizes()
-    cache = Path(cache_dir).expanduser() if cache_dir else cache_root()
-    root = cache / f"embedded-v{VERSION}-{sizes.train}-{sizes.evaluation}-seed{seed}"
+    root = find_place(cache, sizes, seed)
     if root.is_dir():
         return root
-    cache.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=f"{root.name}.", suffix=".part", dir=cache))
+    folder = root.parent
+    make_folder(folder, "MCIT_CACHE")
+    draft = Path(tempfile.mkdtemp(prefix=f"{root.name}.", suffix=".part", dir=folder))
     try:
         write_benchmark(draft, sizes, seed)
         for path in draft.rglob("*"):
             os.utime(path, (WRITTEN, WRITTEN))
-        draft.chmod(0o755)  # mkdtemp keeps others out, a cache need not
+        # mkdtemp keeps others out, a cache need not
+        draft.chmod(0o755)
         _settle(draft, root)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
@@ -76,22 +99,9 @@ def ensure_benchmark(
 
 
 def _settle(draft: Path, root: Path) -> None:
-    """Move the draft to its place, unless another process has been quicker with the same bytes."""
+    """Move the draft to its place, unless another process was quicker with the same bytes."""
     try:
         draft.rename(root)
     except OSError:
         if not root.is_dir():
             raise
-
-
-def digest(root: Path) -> str:
-    """A fingerprint of every file below a folder, names and bytes."""
-    total = hashlib.sha256()
-    for path in sorted(root.rglob("*")):
-        if path.is_file():
-            total.update(
-                path.relative_to(root).as_posix().encode()
-                + b"\0"
-                + hashlib.sha256(path.read_bytes()).digest()
-            )
-    return total.hexdigest()

@@ -1,7 +1,8 @@
 """Captions of scenes, true and nearly true: what the small ViLT is pretrained on.
 
-A caption is a template with slots of one word each. `words` fill it truly; `wrong` differs from them in one slot, or in
-two that were exchanged, so that the sentence becomes false. Captions state, they never ask: the tasks are not in here.
+A caption is a template with slots of one word each. `words` fill it truly; `wrong` differs from
+them in one slot, or in two that were exchanged, so that the sentence becomes false. Captions state,
+they never ask: the tasks are not in here.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from mcit.embedded.scenes import (
     PLURALS,
     SHAPES,
     SIZES,
+    Attributes,
     Item,
     Scene,
     another,
@@ -22,120 +24,142 @@ from mcit.embedded.scenes import (
     stands,
 )
 
-NUMBERS = ("0", "1", "2", "3", "4")
-DIRECTIONS = {
-    "left": "right",
-    "right": "left",
-    "above": "below",
-    "below": "above",
-}  # each with its opposite
+# each with its opposite
+DIRECTIONS = {"left": "right", "right": "left", "above": "below", "below": "above"}
 HALVES = {"top": "bottom", "bottom": "top", "left": "right", "right": "left"}
+VALUES = {"color": COLORS, "shape": SHAPES, "size": SIZES}
 
 
 @dataclass(frozen=True)
 class Caption:
-    """A sentence about a scene, a false one beside it, and the objects that it calls by a tag."""
+    """A sentence about a scene, how it becomes false, and the objects that it calls by a tag."""
 
     template: str
     words: dict[str, str]
     wrong: dict[str, str]
-    boxed: tuple[
-        Item, ...
-    ] = ()  # the first is `{tag}` in the template, the second, if spoken of, `{tag2}`
+    # the first is `{tag}` in the template, the second, if it is mentioned, `{tag2}`
+    boxed: tuple[Item, ...] = ()
     kind: str = ""
 
 
 def describe(rng: Random, objects: tuple[int, int] = (2, 6)) -> tuple[Scene, Caption]:
-    """A random scene, with so many objects, and a caption of it."""
-    kind = rng.choices(list(MAKERS), [weight for _, weight in MAKERS.values()])[0]
+    """Return a random scene, with so many objects, and a caption of it."""
+    kind = _choose_kind(rng, list(MAKERS))
     while True:
         scene = fill_scene(rng, extra=objects)
         caption = MAKERS[kind][0](rng, scene)
-        if caption is not None:  # not every scene has what every kind of caption needs
+        # not every scene has what every kind of caption needs
+        if caption is not None:
             return scene, replace(caption, kind=kind)
 
 
 def describe_at_length(
     rng: Random, objects: tuple[int, int], sentences: int
 ) -> tuple[Scene, list[Caption]]:
-    """A random scene and several captions of it, none of which needs a box."""
-    scene, captions = fill_scene(rng, extra=objects), []
+    """Return a random scene and several captions of it, none of which needs a box."""
+    scene = fill_scene(rng, extra=objects)
+    captions: list[Caption] = []
     kinds = [kind for kind in MAKERS if kind != "boxed"]
     while len(captions) < sentences:
-        kind = rng.choices(kinds, [MAKERS[kind][1] for kind in kinds])[0]
+        kind = _choose_kind(rng, kinds)
         caption = MAKERS[kind][0](rng, scene)
         if caption is not None:
             captions.append(replace(caption, kind=kind))
     return scene, captions
 
 
-def tell_existence(rng: Random, scene: Scene) -> Caption | None:
+def _choose_kind(rng: Random, kinds: list[str]) -> str:
+    return rng.choices(kinds, [MAKERS[kind][1] for kind in kinds])[0]
+
+
+def _pick(item: Item, slots: tuple[str, ...]) -> Attributes:
+    return {slot: getattr(item, slot) for slot in slots}
+
+
+def state_existence(rng: Random, scene: Scene) -> Caption | None:
+    """State that there is an object."""
     item = rng.choice(scene.items)
     slots = rng.choice((("color", "shape"), ("size", "color", "shape"), ("size", "shape")))
-    words = {slot: getattr(item, slot) for slot in slots}
+    words = _pick(item, slots)
     changed = rng.choice(slots)
     wrong = {**words, changed: another(rng, words[changed], VALUES[changed])}
     if scene.count(**wrong):
         return None
+    lead = rng.choice(("there is a", "a", "the image has a"))
     phrase = " ".join(f"{{{slot}}}" for slot in slots)
-    return Caption(f"{rng.choice(('there is a', 'a', 'the image has a'))} {phrase}", words, wrong)
+    return Caption(f"{lead} {phrase}", words, wrong)
 
 
-def tell_attribute(rng: Random, scene: Scene) -> Caption | None:
-    known, told = rng.choice((("shape", "color"), ("color", "shape"), ("shape", "size")))
+def state_attribute(rng: Random, scene: Scene) -> Caption | None:
+    """State an attribute of an object that another attribute makes clear."""
+    known, stated = rng.choice((("shape", "color"), ("color", "shape"), ("shape", "size")))
     item = rng.choice(scene.items)
-    if scene.count(**{known: getattr(item, known)}) != 1:
+    if scene.count(**_pick(item, (known,))) != 1:
         return None
-    words = {known: getattr(item, known), told: getattr(item, told)}
-    wrong = {**words, told: another(rng, words[told], VALUES[told])}
-    forms = (f"the {{shape}} is {{{told}}}", f"the {told} of the {{shape}} is {{{told}}}")
-    return Caption(
-        "the {color} object is a {shape}" if known == "color" else rng.choice(forms), words, wrong
-    )
+    words = _pick(item, (known, stated))
+    wrong = {**words, stated: another(rng, words[stated], VALUES[stated])}
+    if known == "color":
+        return Caption("the {color} object is a {shape}", words, wrong)
+    forms = (f"the {{shape}} is {{{stated}}}", f"the {stated} of the {{shape}} is {{{stated}}}")
+    return Caption(rng.choice(forms), words, wrong)
 
 
-def tell_place(rng: Random, scene: Scene) -> Caption | None:
+def state_place(rng: Random, scene: Scene) -> Caption | None:
+    """State where an object is."""
     item = rng.choice(scene.items)
     known = rng.choice((("color", "shape"), ("shape",), ("color",)))
-    words = {slot: getattr(item, slot) for slot in known}
+    words = _pick(item, known)
     if scene.count(**words) != 1:
         return None
-    subject = {1: "{shape}" if known == ("shape",) else "{color} object", 2: "{color} {shape}"}[
-        len(known)
-    ]
-    return _place(rng, f"the {subject}", words, item)
+    subjects = {
+        ("color", "shape"): "the {color} {shape}",
+        ("shape",): "the {shape}",
+        ("color",): "the {color} object",
+    }
+    return _place(rng, subjects[known], words, item)
 
 
 def _place(
-    rng: Random, subject: str, words: dict[str, str], item: Item, boxed: tuple[Item, ...] = ()
+    rng: Random, subject: str, words: Attributes, item: Item, boxed: tuple[Item, ...] = ()
 ) -> Caption:
     vertical, horizontal = item.corner.split()
-    form = rng.choice(
-        ("in the {vertical} {horizontal}", "at the {vertical}", "on the {horizontal}")
+    form, places = rng.choice(
+        (
+            (
+                "in the {vertical} {horizontal}",
+                {"vertical": vertical, "horizontal": horizontal},
+            ),
+            ("at the {vertical}", {"vertical": vertical}),
+            ("on the {horizontal}", {"horizontal": horizontal}),
+        )
     )
-    places = {"vertical": vertical, "horizontal": horizontal}
-    places = {slot: word for slot, word in places.items() if f"{{{slot}}}" in form}
     words = {**words, **places}
     changed = rng.choice(list(places))
-    return Caption(f"{subject} is {form}", words, {**words, changed: HALVES[words[changed]]}, boxed)
+    wrong = {**words, changed: HALVES[words[changed]]}
+    return Caption(f"{subject} is {form}", words, wrong, boxed)
 
 
-def tell_number(rng: Random, scene: Scene) -> Caption | None:
+def state_number(rng: Random, scene: Scene) -> Caption | None:
+    """State how many objects have a shape or a color."""
     kind = rng.choice(("shape", "color"))
     value = rng.choice(VALUES[kind])
     number = scene.count(**{kind: value})
     if number > 4:
         return None
     near = [n for n in (number - 1, number + 1) if 0 <= n <= 4]
-    words = {"number": str(number), kind: PLURALS[value] if kind == "shape" else value}
-    things = "{shape}" if kind == "shape" else "{color} objects"
-    template = rng.choice(
-        (f"the number of {things} is {{number}}", f"there are {{number}} {things}")
-    )
+    if kind == "shape":
+        things = "{shape}"
+        value = PLURALS[value]
+    else:
+        things = "{color} objects"
+    words = {"number": str(number), kind: value}
+    forms = (f"the number of {things} is {{number}}", f"there are {{number}} {things}")
+    template = rng.choice(forms)
     return Caption(template, words, {**words, "number": str(rng.choice(near))})
 
 
-def tell_more(rng: Random, scene: Scene) -> Caption | None:
+def state_more(rng: Random, scene: Scene) -> Caption | None:
+    """State of which shape there are more objects."""
     more, fewer = rng.sample(SHAPES, 2)
     if scene.count(shape=more) <= scene.count(shape=fewer):
         return None
@@ -144,73 +168,72 @@ def tell_more(rng: Random, scene: Scene) -> Caption | None:
     return Caption("there are more {more} than {fewer}", words, wrong)
 
 
-def tell_relation(rng: Random, scene: Scene) -> Caption | None:
+def state_relation(rng: Random, scene: Scene) -> Caption | None:
+    """State where an object stands with respect to another."""
     if len(scene.items) < 2:
         return None
     one, other = rng.sample(scene.items, 2)
     slots = rng.choice((("shape",), ("color", "shape")))
-    if any(
-        scene.count(**{slot: getattr(item, slot) for slot in slots}) != 1 for item in (one, other)
-    ):
+    if any(scene.count(**_pick(item, slots)) != 1 for item in (one, other)):
         return None
-    if slots == ("shape",):
-        words = {"shape": one.shape, "shape2": other.shape}
-        return _relate(rng, "the {shape}", "the {shape2}", words, one, other)
-    words = {"color": one.color, "shape": one.shape, "color2": other.color, "shape2": other.shape}
-    return _relate(rng, "the {color} {shape}", "the {color2} {shape2}", words, one, other)
+    words = _pick(one, slots)
+    for slot in slots:
+        words[f"{slot}2"] = getattr(other, slot)
+    subject = " ".join(f"{{{slot}}}" for slot in slots)
+    reference = " ".join(f"{{{slot}2}}" for slot in slots)
+    sides = (f"the {subject}", f"the {reference}")
+    return _relate(rng, sides, words, (one, other))
 
 
 def _relate(
     rng: Random,
-    subject: str,
-    reference: str,
-    words: dict[str, str],
-    one: Item,
-    other: Item,
+    sides: tuple[str, str],
+    words: Attributes,
+    pair: tuple[Item, Item],
     boxed: tuple[Item, ...] = (),
-) -> Caption | None:
-    true = [
-        d for d in DIRECTIONS if stands(one, d if d in ("above", "below") else f"{d} of", other)
-    ]
-    direction = rng.choice(true)  # never empty: two objects differ in row or column
+) -> Caption:
+    phrases = {"left": "left of", "right": "right of", "above": "above", "below": "below"}
+    true = [name for name, phrase in phrases.items() if stands(pair[0], phrase, pair[1])]
+    # never empty: two objects differ in row or column
+    direction = rng.choice(true)
     of = " of" if direction in ("left", "right") else ""
     words = {**words, "direction": direction}
     wrong = {**words, "direction": DIRECTIONS[direction]}
-    return Caption(f"{subject} is {{direction}}{of} {reference}", words, wrong, boxed)
+    return Caption(f"{sides[0]} is {{direction}}{of} {sides[1]}", words, wrong, boxed)
 
 
-def tell_boxed(rng: Random, scene: Scene) -> Caption | None:
-    """A caption that calls an object by its tag, which only the box around it makes clear.
+def state_boxed(rng: Random, scene: Scene) -> Caption | None:
+    """State something of an object that is called by its tag, which only its box makes clear.
 
-    `tag` and `tag2` stand for what the reader of tags says; whoever shows the caption fills them in.
+    Whoever shows the caption fills `tag` and `tag2` with the names of the objects.
     """
     boxed = tuple(rng.sample(scene.items, rng.randint(1, min(4, len(scene.items)))))
     things = [item.shape for item in boxed if item.shape != "person"]
-    if len(set(things)) < len(things):  # two boxed circles would have the same tag
+    # two boxed circles would have the same tag
+    if len(set(things)) < len(things):
         return None
     item = boxed[0]
     form = rng.choice(("color", "place", "relation"))
-    if form == "color":
-        wrong = [other.color for other in boxed if other.color != item.color] or [
-            another(rng, item.color, COLORS)
-        ]
-        return Caption(
-            "{tag} is {color}", {"color": item.color}, {"color": rng.choice(wrong)}, boxed
-        )
     if form == "place":
         return _place(rng, "{tag}", {}, item, boxed)
-    return None if len(boxed) < 2 else _relate(rng, "{tag}", "{tag2}", {}, item, boxed[1], boxed)
+    if form == "color":
+        wrong = [other.color for other in boxed if other.color != item.color]
+        if not wrong:
+            wrong = [another(rng, item.color, COLORS)]
+        chosen = {"color": rng.choice(wrong)}
+        return Caption("{tag} is {color}", {"color": item.color}, chosen, boxed)
+    if len(boxed) < 2:
+        return None
+    return _relate(rng, ("{tag}", "{tag2}"), {}, (boxed[0], boxed[1]), boxed)
 
 
-VALUES = {"color": COLORS, "shape": SHAPES, "size": SIZES}
-MAKERS: dict[
-    str, tuple[Callable[[Random, Scene], Caption | None], float]
-] = {  # kind -> maker, weight
-    "existence": (tell_existence, 3),
-    "attribute": (tell_attribute, 4),
-    "place": (tell_place, 4),
-    "number": (tell_number, 2.5),
-    "more": (tell_more, 1),
-    "relation": (tell_relation, 3),
-    "boxed": (tell_boxed, 4),
+# how captions of a kind are made, and their weight
+MAKERS: dict[str, tuple[Callable[[Random, Scene], Caption | None], float]] = {
+    "existence": (state_existence, 3),
+    "attribute": (state_attribute, 4),
+    "place": (state_place, 4),
+    "number": (state_number, 2.5),
+    "more": (state_more, 1),
+    "relation": (state_relation, 3),
+    "boxed": (state_boxed, 4),
 }

@@ -1,4 +1,4 @@
-"""What the small ViLT is pretrained on: pictures of scenes and captions that hide words or may be false, in batches."""
+"""Data that the small ViLT is pretrained on: captions that hide words or may be false."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import json
 import re
 import string
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +24,10 @@ from mcit.embedded.render import SIDE, box_of, draw
 from mcit.embedded.scenes import Item, Scene
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-PAD, CLS, SEP, MASK = 0, 2, 3, 4
+PAD = 0
+CLS = 2
+SEP = 3
+MASK = 4
 IGNORED = -100
 
 
@@ -34,89 +38,101 @@ class Example:
     picture: np.ndarray
     text: str
     kind: str
-    hidden: tuple[str, ...] = ()  # in the order of their places
+    # in the order of their places
+    hidden: tuple[str, ...] = ()
     truth: int = IGNORED
 
 
 def read_texts(root: Path) -> Iterator[str]:
-    """Every text that the four tasks show a model, and every answer that a head may give."""
-    questions = json.loads(
-        (root / "vqav2" / "v2_OpenEnded_mscoco_train2014_questions.json").read_text("utf-8")
-    )
-    yield from (record["question"] for record in questions["questions"])
-    annotations = json.loads(
-        (root / "vqav2" / "v2_mscoco_train2014_annotations.json").read_text("utf-8")
-    )
-    yield from (
-        answer["answer"] for record in annotations["annotations"] for answer in record["answers"]
-    )
-    for line in (root / "nlvr2" / "data" / "train.json").read_text("utf-8").splitlines():
-        yield json.loads(line)["sentence"]
-    for line in (root / "snli-ve" / "snli_ve_train.jsonl").read_text("utf-8").splitlines():
-        yield json.loads(line)["sentence2"]
-    for line in (root / "vcr" / "annotation" / "train.jsonl").read_text("utf-8").splitlines():
-        record = json.loads(line)
+    """Yield every text that the four tasks show a model, and every answer that a head may give."""
+    questions = _read_json(root / "vqav2/v2_OpenEnded_mscoco_train2014_questions.json")
+    for record in questions["questions"]:
+        yield record["question"]
+    annotations = _read_json(root / "vqav2/v2_mscoco_train2014_annotations.json")
+    for record in annotations["annotations"]:
+        for answer in record["answers"]:
+            yield answer["answer"]
+    for record in _read_lines(root / "nlvr2/data/train.json"):
+        yield record["sentence"]
+    for record in _read_lines(root / "snli-ve/snli_ve_train.jsonl"):
+        yield record["sentence2"]
+    for record in _read_lines(root / "vcr/annotation/train.jsonl"):
         for tokens in (record["question"], *record["answer_choices"], *record["rationale_choices"]):
             yield speak(tokens, record["objects"])
 
 
+def _read_json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _read_lines(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
 def build_vocabulary() -> dict[str, int]:
-    """Whole words of captions, tasks and names; and single characters, so that any other word can be spelled."""
-    rng, texts = Random("vocabulary"), list(NAMES)
+    """Return the words of captions, tasks and names, and characters to spell any other word."""
+    rng = Random("vocabulary")
+    texts = list(NAMES)
     texts += [make_example(rng, (2, 6), matching=1.0).text for _ in range(5000)]
     with tempfile.TemporaryDirectory() as folder:
         write_benchmark(Path(folder), Sizes(train=1000, evaluation=3), seed=1)
         texts += read_texts(Path(folder))
-    words = sorted({word for text in texts for word in re.findall(r"[a-z]+", text.lower())})
+    words: set[str] = set()
+    for text in texts:
+        words.update(re.findall(r"[a-z]+", text.lower()))
     characters = string.ascii_lowercase + string.digits
-    pieces = [*SPECIAL, *string.punctuation, *characters, *(f"##{c}" for c in characters), *words]
+    endings = [f"##{character}" for character in characters]
+    pieces = [*SPECIAL, *string.punctuation, *characters, *endings, *sorted(words)]
     return {piece: index for index, piece in enumerate(dict.fromkeys(pieces))}
 
 
 def make_example(rng: Random, objects: tuple[int, int], matching: float) -> Example:
-    """A random scene with its caption; `matching` is the share of whole captions."""
+    """Return a random scene with its caption; `matching` is the share of whole captions."""
     scene, caption = describe(rng, objects)
-    picture, tags = draw(scene), {}
+    picture = draw(scene)
+    tags: Mapping[str, str] = {}
     if caption.boxed:
         picture, tags = show_boxes(scene, caption.boxed, picture)
-    template = caption.template.format_map(
-        {**{slot: f"{{{slot}}}" for slot in caption.words}, **tags}
-    )
     if rng.random() >= matching:
         slot = rng.choice(list(caption.words))
-        text = template.format(**{**caption.words, slot: SPECIAL[MASK]})
-        return Example(picture, lower(text), caption.kind, hidden=(caption.words[slot],))
+        words = {**caption.words, slot: SPECIAL[MASK]}
+        text = lower(caption.template.format(**words, **tags))
+        return Example(picture, text, caption.kind, hidden=(caption.words[slot],))
     truth = rng.random() < 0.5
-    text = template.format(**(caption.words if truth else caption.wrong))
-    return Example(picture, lower(text), caption.kind, truth=int(truth))
+    words = caption.words if truth else caption.wrong
+    text = lower(caption.template.format(**words, **tags))
+    return Example(picture, text, caption.kind, truth=int(truth))
 
 
 def make_long_example(rng: Random, objects: tuple[int, int]) -> Example:
-    """A random scene with three captions of it in a row, half of whose slots are hidden, at least one."""
+    """Return a random scene with three captions in a row, half of whose slots are hidden."""
     scene, captions = describe_at_length(rng, objects, 3)
-    texts, hidden = [], []
+    texts = []
+    hidden: list[str] = []
     for caption in captions:
         slots = sorted(caption.words, key=lambda slot: caption.template.index(f"{{{slot}}}"))
-        chosen = [
-            slot for slot in slots if rng.random() < 0.5 or (not hidden and slot == slots[-1])
-        ]
-        texts.append(
-            caption.template.format(**{**caption.words, **dict.fromkeys(chosen, SPECIAL[MASK])})
-        )
+        chosen = []
+        for slot in slots:
+            if rng.random() < 0.5 or (not hidden and slot == slots[-1]):
+                chosen.append(slot)
+        masks = dict.fromkeys(chosen, SPECIAL[MASK])
+        texts.append(caption.template.format(**{**caption.words, **masks}))
         hidden += [caption.words[slot] for slot in chosen]
     return Example(draw(scene), lower(" . ".join(texts)), "long", hidden=tuple(hidden))
 
 
 def lower(text: str) -> str:
+    """Return a text in lower case, but for its masks."""
     return text.lower().replace(SPECIAL[MASK].lower(), SPECIAL[MASK])
 
 
 def show_boxes(
     scene: Scene, boxed: tuple[Item, ...], picture: np.ndarray
 ) -> tuple[np.ndarray, dict[str, str]]:
-    """The picture with boxes as VCR's reader draws them, and what it calls the first two boxed objects."""
+    """Return the picture with boxes as VCR's reader draws them, and the names of two objects."""
     items = sorted(scene.items, key=lambda item: item.shape != "person")
-    shapes, indices = [item.shape for item in items], [items.index(item) for item in boxed]
+    shapes = [item.shape for item in items]
+    indices = [items.index(item) for item in boxed]
     boxes = [box_of(item) for item in items]
     image = draw_boxes(Image.fromarray(picture), boxes, shapes, indices, (SIDE, SIDE))
     names = [name_object(index, shapes) for index in indices]
@@ -126,24 +142,22 @@ def show_boxes(
 def make_batch(
     examples: list[Example], vocabulary: dict[str, int]
 ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-    """A batch for the encoder, the hidden words of all rows in order [words], and which captions are true [batch]."""
-    rows = [
-        [CLS, *(vocabulary[word] for word in example.text.split()), SEP] for example in examples
-    ]
-    ids = torch.full((len(rows), max(map(len, rows))), PAD)  # [batch, length]
+    """Return a batch for the encoder, the hidden words in order, and which captions are true."""
+    rows = []
+    for example in examples:
+        rows.append([CLS, *(vocabulary[word] for word in example.text.split()), SEP])
+    # [batch, length]
+    ids = torch.full((len(rows), max(map(len, rows))), PAD)
     for place, row in enumerate(rows):
         ids[place, : len(row)] = torch.tensor(row)
-    pixels = torch.from_numpy(np.stack([example.picture for example in examples])).permute(
-        0, 3, 1, 2
-    )
+    pictures = torch.from_numpy(np.stack([example.picture for example in examples]))
     batch = {
         "input_ids": ids,
         "attention_mask": (ids != PAD).long(),
-        "pixel_values": pixels.float() / 127.5
-        - 1,  # [batch, 3, side, side], mean and deviation 0.5
+        # [batch, 3, side, side], mean and deviation 0.5
+        "pixel_values": pictures.permute(0, 3, 1, 2).float() / 127.5 - 1,
         "pixel_mask": torch.ones(len(rows), SIDE, SIDE, dtype=torch.long),
     }
-    words = torch.tensor(
-        [vocabulary[word] for example in examples for word in example.hidden], dtype=torch.long
-    )
-    return batch, words, torch.tensor([example.truth for example in examples])
+    words = [vocabulary[word] for example in examples for word in example.hidden]
+    truths = torch.tensor([example.truth for example in examples])
+    return batch, torch.tensor(words, dtype=torch.long), truths

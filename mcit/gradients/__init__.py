@@ -1,1 +1,1 @@
-"""Gradients of single examples and of batch means: how they are formed, and audited against autograd."""
+"""Gradients of single examples and of batch means: how they are formed, and audited."""

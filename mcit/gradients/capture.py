@@ -1,4 +1,4 @@
-"""What goes into layers and comes out of modules during one forward pass, and the gradients that come back."""
+"""Inputs of layers and outputs of modules in a forward pass, and the gradients that come back."""
 
 from __future__ import annotations
 
@@ -10,31 +10,44 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-# Layers whose gradients must be there together before their rule applies: one, or several that share a weight.
+# layers whose gradients a rule needs together: one layer, or several that share a weight
 Unit = tuple[nn.Module, ...]
 
 
 @dataclass
 class LayerCall:
-    """One call of a layer: what went in, what came out, and the gradients once they have arrived."""
+    """One call of a layer.
+
+    inputs: Its first input, if a rule needs it.
+    version: The input's version counter, which in-place operations increase.
+    outputs: Its outputs that require gradients; None where they need not be kept.
+    gradients: The gradients at these outputs; None until they have arrived.
+    rows: The first dimensions of the outputs.
+    """
 
     inputs: Tensor | None
     version: int
     outputs: list[Tensor | None]
     gradients: list[Tensor | None]
-    # first dimensions of the outputs
     rows: set[int]
 
     @property
     def has_arrived(self) -> bool:
+        """Whether all gradients are there."""
         return all(gradient is not None for gradient in self.gradients)
+
+    def clear_gradients(self) -> None:
+        """Free the memory of the gradients."""
+        self.gradients = [None] * len(self.gradients)
 
 
 Calls = dict[nn.Module, list[LayerCall]]
+# called with a unit, and those of its calls that reached the score
+Consume = Callable[[Unit, Calls], None]
 
 
 class Capture:
-    """Sees what goes into the layers of `units` and comes out of `local` modules, and the gradients that come back."""
+    """Records the calls of the layers in `units` and of the modules in `local`."""
 
     def __init__(self, units: Iterable[Unit], local: set[nn.Module]):
         self.units = list(units)
@@ -45,10 +58,9 @@ class Capture:
             for module in unit:
                 self._units_of.setdefault(module, []).append(unit)
         self._finished: set[Unit] = set()
-        self._consume: Callable[[Unit, Calls], None] | None = None
-        self._handles = [
-            module.register_forward_hook(self._see) for module in self._units_of.keys() | local
-        ]
+        self._consume: Consume | None = None
+        modules = self._units_of.keys() | local
+        self._handles = [module.register_forward_hook(self._see) for module in modules]
 
     def __enter__(self) -> Capture:
         return self
@@ -58,13 +70,11 @@ class Capture:
             handle.remove()
         self.calls.clear()
 
-    def backward(
-        self, total: Tensor, consume: Callable[[Unit, Calls], None], retain_graph: bool
-    ) -> None:
-        """Run the backward pass; `consume` gets each unit as soon as the gradients of all its calls are there."""
+    def backward(self, total: Tensor, consume: Consume, retain_graph: bool) -> None:
+        """Run the backward pass; `consume` gets each unit once all its gradients are there."""
         for calls in self.calls.values():
             for call in calls:
-                call.gradients = [None] * len(call.gradients)
+                call.clear_gradients()
         self._consume = consume
         self._finished = set()
         if total.requires_grad:
@@ -76,11 +86,11 @@ class Capture:
         self._consume = None
 
     def count_views(self, examples: int) -> dict[nn.Module, set[float]]:
-        """Return how many rows per example each module that was called has put out."""
-        return {
-            module: {rows / examples for call in calls for rows in call.rows}
-            for module, calls in self.calls.items()
-        }
+        """Return the rows per example in the outputs of each module that was called."""
+        views = {}
+        for module, calls in self.calls.items():
+            views[module] = {rows / examples for call in calls for rows in call.rows}
+        return views
 
     def collect(self, module: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
         """Return all outputs of a module that reached the score, and their gradients."""
@@ -88,23 +98,24 @@ class Capture:
         gradients = []
         for call in self.calls.get(module, []):
             for output, gradient in zip(call.outputs, call.gradients, strict=True):
-                if gradient is not None:
+                if output is not None and gradient is not None:
                     outputs.append(output)
                     gradients.append(gradient)
         return outputs, gradients
 
     def _see(self, module: nn.Module, inputs: tuple, output: object) -> object:
-        # during the backward pass, a checkpointed layer is run again: that call is the one that was seen before
+        # a checkpointed layer is run again during the backward pass: that call was seen before
         if not torch.is_grad_enabled() or self._consume is not None:
             return None
         ruled = module in self._units_of
-        begun = None
+        replacement = None
         if ruled and isinstance(output, Tensor) and not output.requires_grad:
-            # nothing below asks for gradients: begin here. A copy, because a leaf may not be changed in place.
-            begun = output = output.detach().requires_grad_().clone()
-        outputs = [
-            leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.requires_grad
-        ]
+            # nothing below asks for gradients: the graph begins here, with a copy because a leaf
+            # may not be changed in place
+            replacement = output.detach().requires_grad_().clone()
+            output = replacement
+        leaves = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
+        outputs = [leaf for leaf in leaves if leaf.requires_grad]
         source = inputs[0].detach() if ruled and inputs else None
         call = LayerCall(
             inputs=source,
@@ -119,7 +130,7 @@ class Capture:
         if module not in self.local:
             # a rule needs no outputs: do not keep them alive
             call.outputs = [None] * len(outputs)
-        return begun
+        return replacement
 
     def _arrive(self, module: nn.Module, call: LayerCall, place: int, gradient: Tensor) -> None:
         if self._consume is None:
@@ -144,16 +155,16 @@ class Capture:
         self._finished.add(unit)
         assert self._consume is not None
         self._consume(unit, reached)
-        for module in reached:
+        for module, calls in reached.items():
             served = all(other in self._finished for other in self._units_of[module])
             if served and module not in self.local:
-                for call in reached[module]:
-                    call.gradients = [None] * len(call.gradients)
+                for call in calls:
+                    call.clear_gradients()
 
 
 def _check_unchanged(module: nn.Module, call: LayerCall) -> None:
     if call.inputs is not None and call.inputs._version != call.version:
         raise RuntimeError(
-            f"the input of a {type(module).__name__} was changed in place after the layer had read it, and "
-            "per-example gradients need it as it was: make that operation out of place"
+            f"the input of a {type(module).__name__} was changed in place after the layer had read "
+            "it, and per-example gradients need it as it was: make that operation out of place"
         )

@@ -1,35 +1,44 @@
 """Sums of squared per-example gradients, layer by layer, while one ordinary backward pass runs.
 
-Each parameter is served by the fastest path that is proven exact on the user's own model and data:
+Each parameter is served by the fastest path that is exact on the user's own model and data:
 
-1. rule: the closed form of its layer (contributions.py), from the layer's input and the gradient at its output; also
-   of a weight that a word table and an output layer share;
-2. module: a small backward per example through the smallest enclosing module whose output has rows per example;
+1. rule: the closed form of its layer (contributions.py), from the layer's input and the gradient at
+   its output; also of a weight that a word table and an output layer share;
+2. module: a small backward per example through the smallest enclosing module whose output has rows
+   per example;
 3. network: a backward per example through everything.
 
-The proof is an audit on the first batch: with a random weight w_i per example, the per-example gradients g_i of a path
-must satisfy sum_i w_i g_i = gradient of sum_i w_i score_i, which autograd gives independently. A layer used outside its
-module, a weight tied to another, rows in an order of their own: all of them fail it, and the next path is tried.
+An audit on the first batch (audit.py) decides. A layer that is used outside its module, a weight
+tied to another, rows in an unusual order: all of them fail it, and the next path is tried.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from mcit.gradients.audit import Audit, Scores, Weighed, check_rows, collect_scores, contribute
+from mcit.gradients.audit import Audit, Scores, add_scores, collect_scores
 from mcit.gradients.capture import Calls, Capture, Unit
-from mcit.gradients.contributions import Layout, can_tie, group_rows, rule_for
+from mcit.gradients.contributions import (
+    Layout,
+    Weighed,
+    can_tie,
+    check_rows,
+    contribute,
+    group_rows,
+    magnitude,
+    rule_for,
+)
 
 
 @dataclass(frozen=True)
 class _Path:
-    """How a parameter is served: by the rule of a unit, by a module, or, without either, by the whole network."""
+    """How a parameter is served: by a unit's rule, by a module, or else by the whole network."""
 
     unit: Unit | None = None
     module: nn.Module | None = None
@@ -38,11 +47,13 @@ class _Path:
     def describe(self) -> str:
         if self.unit is not None:
             return "rule"
-        return "module" if self.module is not None else "network"
+        if self.module is not None:
+            return "module"
+        return "network"
 
 
 class PerExampleGradients:
-    """Accumulates sum_i f(g_i) for named parameters, f the square or the absolute value, in `sums`."""
+    """Sums squares, or absolute values, of per-example gradients of named parameters, in `sums`."""
 
     def __init__(
         self, model: nn.Module, parameters: dict[str, nn.Parameter], absolute: bool = False
@@ -53,81 +64,57 @@ class PerExampleGradients:
         self.sums = {name: make_sum(parameter) for name, parameter in parameters.items()}
         self.owners = _find_owners(model, parameters)
         self.paths: dict[str, _Path] = {}
+        # parameters by what serves them: a rule, a module, or the network
+        self.units: dict[Unit, list[str]] = {}
+        self.modules: dict[nn.Module, list[str]] = {}
+        self.rest: list[str] = []
         # rows per example that each module had in the audit
         self.audited: dict[nn.Module, set[float]] = {}
-        # whether the audit had one example only, which says nothing about rows
+        # whether the audit had one example only, which says nothing about the order of rows
         self.single = False
 
     def add(self, scores: Scores) -> int:
-        """Add what one batch contributes and return the number of its examples. `scores` may be called repeatedly."""
+        """Add one batch and return the number of its examples; `scores` may be called again."""
         if not self.paths:
             self._plan(scores)
-        ruled = self._group(lambda path: path.unit)
-        local = self._group(lambda path: path.module)
-        whole = [
-            name for name, path in self.paths.items() if path.unit is None and path.module is None
-        ]
-        frozen = [self.parameters[name] for names in ruled.values() for name in names]
-        unseen: list[str] = []
-        with _without_grad(frozen), Capture(ruled, set(local)) as capture:
+        ruled = [self.parameters[name] for names in self.units.values() for name in names]
+        with _without_grad(ruled), Capture(self.units, set(self.modules)) as capture:
             vectors = collect_scores(scores)
             examples = len(vectors[0])
-            if not self._is_audited(capture, examples):
-                self.paths = {}
-            for number, vector in enumerate(vectors if self.paths else (), start=1):
-                retain = number < len(vectors) or bool(local) or bool(whole)
-
-                def apply(unit: Unit, calls: Calls) -> None:
-                    self._apply_rule(ruled[unit], unit, calls, examples)
-
-                capture.backward(vector.sum(), apply, retain)
-                for module, names in local.items():
-                    self._apply_module(names, *capture.collect(module), examples)
-                self._apply_network(whole, vector)
-            for unit, names in ruled.items():
-                if not any(module in capture.calls for module in unit):
-                    unseen += names
-        if not self.paths:
+            audited = self._is_audited(capture, examples)
+            if audited:
+                self._add_vectors(vectors, capture)
+            seen = set(capture.calls)
+        if not audited:
+            # rows in another form: audit this batch
+            self.paths = {}
             return self.add(scores)
+        unseen = []
+        for unit, names in self.units.items():
+            if seen.isdisjoint(unit):
+                unseen += names
         self._check_unseen(unseen, scores)
         return examples
-
-    def _check_unseen(self, names: list[str], scores: Scores) -> None:
-        """Raise if autograd reaches a parameter whose layer was not seen in this batch: its squares are missing."""
-        if not names:
-            return
-        vectors = collect_scores(scores)
-        parameters = [self.parameters[name] for name in names]
-        found = torch.autograd.grad(sum(vectors).sum(), parameters, allow_unused=True)
-        missed = [name for name, gradient in zip(names, found, strict=True) if gradient is not None]
-        if missed:
-            raise RuntimeError(
-                f"{missed[0]!r} ({len(missed)} such) has a gradient, but the call of its layer was not seen: something "
-                "runs the layer without its hooks (compiled or traced code, a forward that is called directly); "
-                "measure the plain model"
-            )
-
-    def _is_audited(self, capture: Capture, examples: int) -> bool:
-        """Whether every module has as many rows per example as when it was audited; a single one has no order."""
-        if self.single or examples == 1:
-            return examples == 1
-        return all(
-            views <= self.audited[m] | {1.0} for m, views in capture.count_views(examples).items()
-        )
 
     def describe_paths(self) -> dict[str, str]:
         """Return the path that serves each parameter: rule, module or network."""
         return {name: path.describe() for name, path in self.paths.items()}
 
-    def _group(self, key: Callable[[_Path], Any]) -> dict[Any, list[str]]:
-        """Return the parameters that each unit, or each module, serves."""
-        served: dict[Any, list[str]] = {}
-        for name, path in self.paths.items():
-            if key(path) is not None:
-                served.setdefault(key(path), []).append(name)
-        return served
+    # --- adding a batch
 
-    def _apply_rule(self, names: list[str], unit: Unit, calls: Calls, examples: int) -> None:
+    def _add_vectors(self, vectors: list[Tensor], capture: Capture) -> None:
+        examples = len(vectors[0])
+        consume = partial(self._apply_rule, examples)
+        for number, vector in enumerate(vectors, start=1):
+            retain = number < len(vectors) or bool(self.modules) or bool(self.rest)
+            capture.backward(vector.sum(), consume, retain)
+            for module, names in self.modules.items():
+                outputs, gradients = capture.collect(module)
+                self._apply_module(names, outputs, gradients, examples)
+            self._apply_network(self.rest, vector)
+
+    def _apply_rule(self, examples: int, unit: Unit, calls: Calls) -> None:
+        names = self.units[unit]
         contributions = contribute(unit, calls, examples, self.paths[names[0]].layout)
         for name in names:
             contributions[name.rpartition(".")[2]].add_to(self.sums[name], self.absolute)
@@ -141,7 +128,7 @@ class PerExampleGradients:
         layout = self.paths[names[0]].layout
         check_rows("a module", gradients, examples)
         for example in range(examples):
-            chosen = [torch.zeros_like(g) for g in gradients]
+            chosen = [torch.zeros_like(gradient) for gradient in gradients]
             for mask, gradient in zip(chosen, gradients, strict=True):
                 rows = group_rows(mask, examples, layout)
                 rows[example] = group_rows(gradient, examples, layout)[example]
@@ -150,13 +137,10 @@ class PerExampleGradients:
     def _apply_network(self, names: list[str], vector: Tensor) -> None:
         if not names or not vector.requires_grad:
             return
-        parameters = [self.parameters[name] for name in names]
-        found = torch.autograd.grad(vector.sum(), parameters, retain_graph=True, allow_unused=True)
-        reached = [
-            name for name, gradient in zip(names, found, strict=True) if gradient is not None
-        ]
-        for score in vector if reached else ():
-            self._add_gradients(reached, [score], None)
+        reached = self._find_reached(names, vector.sum(), retain_graph=True)
+        if reached:
+            for score in vector:
+                self._add_gradients(reached, [score], None)
 
     def _add_gradients(
         self, names: list[str], outputs: list[Tensor], gradients: list[Tensor] | None
@@ -167,8 +151,39 @@ class PerExampleGradients:
         )
         for name, gradient in zip(names, found, strict=True):
             if gradient is not None:
-                gradient = gradient.to(self.sums[name].dtype)
-                self.sums[name] += gradient.abs() if self.absolute else gradient.square()
+                total = self.sums[name]
+                total += magnitude(gradient.to(total.dtype), self.absolute)
+
+    def _find_reached(self, names: list[str], total: Tensor, retain_graph: bool) -> list[str]:
+        """Return the parameters that autograd has a gradient for."""
+        parameters = [self.parameters[name] for name in names]
+        found = torch.autograd.grad(total, parameters, retain_graph=retain_graph, allow_unused=True)
+        return [name for name, gradient in zip(names, found, strict=True) if gradient is not None]
+
+    def _check_unseen(self, names: list[str], scores: Scores) -> None:
+        """Raise a RuntimeError if the score depends on a parameter whose layer was not seen."""
+        if not names:
+            return
+        total = add_scores(scores).sum()
+        missed = self._find_reached(names, total, retain_graph=False)
+        if missed:
+            raise RuntimeError(
+                f"{missed[0]!r} ({len(missed)} such) has a gradient, but the call of its layer was "
+                "not seen: something runs the layer without its hooks (compiled or traced code, a "
+                "forward that is called directly); measure the plain model"
+            )
+
+    def _is_audited(self, capture: Capture, examples: int) -> bool:
+        """Whether every module has as many rows per example as when it was audited."""
+        if self.single or examples == 1:
+            # a single example has no order of rows
+            return examples == 1
+        for module, views in capture.count_views(examples).items():
+            if not views <= self.audited[module] | {1.0}:
+                return False
+        return True
+
+    # --- choosing paths
 
     def _plan(self, scores: Scores) -> None:
         """Choose a path for every parameter."""
@@ -182,24 +197,44 @@ class PerExampleGradients:
                 candidates.update(audit.weigh(unit, calls, units[unit]))
 
             capture.backward(audit.total, weigh, retain_graph=False)
-        layouts = _agree({name: audit.fitting(name, found) for name, found in candidates.items()})
-        unit_of = {name: unit for unit, names in units.items() for name in names}
-        paths = {name: _Path(unit=unit_of[name], layout=layout) for name, layout in layouts.items()}
-        # what the score does not reach shows nothing: should a later batch reach it, the network serves it
-        idle = {name: _Path() for name, truth in audit.truth.items() if truth is None}
-        rest = [name for name in self.parameters if name not in paths and name not in idle]
-        more: dict[str, _Path] = {}
+        fitting = {name: audit.find_fitting(name, sums) for name, sums in candidates.items()}
+        layouts = _choose_layouts(fitting)
+        paths = {}
+        for unit, names in units.items():
+            for name in names:
+                if name in layouts:
+                    paths[name] = _Path(unit=unit, layout=layouts[name])
+        # a parameter that the score does not reach shows nothing: should a later batch reach it,
+        # the network serves it
+        for name, truth in audit.truth.items():
+            if truth is None:
+                paths.setdefault(name, _Path())
+        rest = [name for name in self.parameters if name not in paths]
         if rest:
-            more, more_views = self._plan_modules(rest, scores)
-            views = {**more_views, **views}
-        self.paths = {**idle, **paths, **more}
+            module_paths, module_views = self._plan_modules(rest, scores)
+            paths.update(module_paths)
+            views = {**module_views, **views}
         self.single = audit.examples == 1
-        served = {module for unit in self._group(lambda path: path.unit) for module in unit}
-        served |= set(self._group(lambda path: path.module))
-        self.audited = {module: views.get(module, set()) for module in served}
+        self._take_paths(paths)
+        served = {module for unit in self.units for module in unit}
+        self.audited = {m: views.get(m, set()) for m in (*served, *self.modules)}
+
+    def _take_paths(self, paths: dict[str, _Path]) -> None:
+        """Group the parameters by what serves them."""
+        self.paths = paths
+        self.units = {}
+        self.modules = {}
+        self.rest = []
+        for name, path in paths.items():
+            if path.unit is not None:
+                self.units.setdefault(path.unit, []).append(name)
+            elif path.module is not None:
+                self.modules.setdefault(path.module, []).append(name)
+            else:
+                self.rest.append(name)
 
     def _find_units(self) -> dict[Unit, list[str]]:
-        """Return the layers that have rules, and those that share a weight, with the parameters they serve."""
+        """Return layers that have rules, alone or with a shared weight, and their parameters."""
         units: dict[Unit, list[str]] = {}
         for name, owners in self.owners.items():
             alone = len(owners) == 1 and rule_for(owners[0]) is not None
@@ -210,50 +245,54 @@ class PerExampleGradients:
     def _plan_modules(
         self, names: list[str], scores: Scores
     ) -> tuple[dict[str, _Path], dict[nn.Module, set[float]]]:
-        chains = {name: _enclosing(self.model, self.owners[name]) for name in names}
+        """Return a path by module or network for each name, and the rows per example of modules."""
+        chains = {name: _list_enclosing(self.model, self.owners[name]) for name in names}
         paths = {}
         with Capture((), {module for chain in chains.values() for module in chain}) as capture:
             audit = Audit(self.model, self.parameters, scores)
             views = capture.count_views(audit.examples)
             capture.backward(audit.total, _ignore, retain_graph=True)
-            for name in names:
+            for name, chain in chains.items():
                 paths[name] = _Path()
-                for module in chains[name]:
-                    found = audit.weigh_module(
-                        name, self.parameters[name], *capture.collect(module)
-                    )
-                    fitting = audit.fitting(name, found)
+                for module in chain:
+                    outputs, gradients = capture.collect(module)
+                    sums = audit.weigh_module(name, self.parameters[name], outputs, gradients)
+                    fitting = audit.find_fitting(name, sums)
                     if len(fitting) == 1:
                         paths[name] = _Path(module=module, layout=fitting[0])
                         break
         return paths, views
 
 
-def _ignore(unit: Unit, calls: Calls) -> None:
-    """No unit is asked for."""
-
-
-def _agree(fitting: dict[str, list[Layout]]) -> dict[str, Layout]:
-    """One layout each. Where a gradient of zero fits both, the order that the other parameters have shown is taken."""
-    shown = {layouts[0] for layouts in fitting.values() if len(layouts) == 1}
-    common = shown.pop() if len(shown) == 1 else None
-    chosen = {
-        name: layouts[0] if len(layouts) == 1 else common
-        for name, layouts in fitting.items()
-        if layouts
-    }
-    return {name: layout for name, layout in chosen.items() if layout is not None}
-
-
 def make_sum(parameter: Tensor) -> Tensor:
-    """Zeros to add up in, at least in single precision: many small squares would be lost in less."""
+    """Return zeros to add up in, of at least 32 bits: many small squares would be lost in less."""
     dtype = torch.promote_types(parameter.dtype, torch.float32)
     return torch.zeros(parameter.shape, dtype=dtype, device=parameter.device)
+
+
+def _ignore(unit: Unit, calls: Calls) -> None:
+    """Consume nothing: no unit is captured."""
+
+
+def _choose_layouts(fitting: Mapping[str, list[Layout]]) -> dict[str, Layout]:
+    """Return one layout for each parameter that has a fitting one.
+
+    If a gradient of zero fits both, it is the one that the other parameters have shown.
+    """
+    shown = {layouts[0] for layouts in fitting.values() if len(layouts) == 1}
+    chosen = {}
+    for name, layouts in fitting.items():
+        if len(layouts) == 1:
+            chosen[name] = layouts[0]
+        elif layouts and len(shown) == 1:
+            chosen[name] = next(iter(shown))
+    return chosen
 
 
 def _find_owners(
     model: nn.Module, parameters: dict[str, nn.Parameter]
 ) -> dict[str, list[nn.Module]]:
+    """Return the modules in which each parameter is registered."""
     owners: dict[int, list[nn.Module]] = {}
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
@@ -261,18 +300,21 @@ def _find_owners(
     return {name: owners.get(id(parameter), []) for name, parameter in parameters.items()}
 
 
-def _enclosing(model: nn.Module, owners: list[nn.Module]) -> list[nn.Module]:
-    """Modules that hold all owners, the smallest first."""
-    held = {module: set(module.modules()) for module in model.modules()}
-    return sorted(
-        (m for m in held if owners and held[m].issuperset(owners)),
-        key=lambda module: len(held[module]),
-    )
+def _list_enclosing(model: nn.Module, owners: list[nn.Module]) -> list[nn.Module]:
+    """Return the modules that hold all owners, the smallest first."""
+    if not owners:
+        return []
+    sizes = {}
+    for module in model.modules():
+        members = set(module.modules())
+        if members.issuperset(owners):
+            sizes[module] = len(members)
+    return sorted(sizes, key=sizes.__getitem__)
 
 
 @contextmanager
 def _without_grad(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
-    """Autograd need not form the gradients that the rules form per example."""
+    """Keep autograd from forming gradients that the rules form per example."""
     parameters = list(parameters)
     for parameter in parameters:
         parameter.requires_grad_(False)

@@ -1,5 +1,5 @@
 """One file per method; the file name is the name on the command line and in every table."""
 
-from mcit.config import own_folders
+from mcit.registry import own_folders
 
 __path__ += own_folders("methods")

@@ -1,23 +1,18 @@
-"""Plain finetuning, task after task: the lower bound."""
+"""Plain finetuning, task after task: nothing is protected, the lower bound."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from mcit.method import Method, Stage
+from mcit.method import Method
 
 
 @dataclass
 class Finetune(Method):
-    """Nothing is protected."""
+    """Finetuning without protection."""
 
     name = "finetune"
-    looks_ahead = False
-
-    def fit_key(self, stage: Stage) -> Mapping[str, Any] | None:
-        return None if stage.index else {}
+    first_task_is_finetuning = True
 
     def describe(self) -> str:
         return "no protection"

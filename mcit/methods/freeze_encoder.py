@@ -1,12 +1,17 @@
-"""CLiMB's control: the encoder stays as it was pretrained, only the heads learn."""
+"""The backbone stays as it was pretrained, and only the heads learn: a control of CLiMB.
+
+Srinivasan et al., CLiMB: a continual learning benchmark for vision-and-language tasks,
+NeurIPS 2022, https://arxiv.org/abs/2206.09059
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mcit.config.schema import ModelConfig
 from mcit.method import Method, Stage
-from mcit.task import Task, is_class_incremental
+from mcit.task import Task
 
 
 @dataclass
@@ -14,17 +19,17 @@ class FreezeEncoder(Method):
     """Nothing is forgotten, and nothing but the heads is learned."""
 
     name = "freeze_encoder"
-    looks_ahead = False
 
-    def find_problems(self, tasks: Sequence[Task]) -> list[str]:
-        if not is_class_incremental(tasks):
+    def find_problems(self, tasks: Sequence[Task], model: ModelConfig) -> list[str]:
+        if not model.from_scratch:
             return []
         return [
-            "method 'freeze_encoder' needs a pretrained encoder; that of class-incremental tasks starts at random"
+            f"method 'freeze_encoder' needs pretrained weights; {model.name!r} starts at random"
         ]
 
-    def begin_task(self, stage: Stage) -> None:
+    def begin_task(self, stage: Stage) -> Sequence[str]:
         stage.learner.encoder.requires_grad_(False)
+        return ()
 
     def describe(self) -> str:
         return "the encoder is frozen"

@@ -11,24 +11,26 @@ from mcit.task import Task
 
 @dataclass
 class Joint(Method):
-    """Everything is learned in the first stage, batches of all tasks in turn; later stages only score."""
+    """Everything is learned in the first stage, tasks in turn; later stages only score."""
 
     name = "joint"
 
-    def begin_task(self, stage: Stage) -> None:
+    def begin_task(self, stage: Stage) -> Sequence[str]:
         if stage.index == 0:
             for task in stage.later:
                 stage.learner.grow(task.head)
             stage.learner.heads.requires_grad_(True)
+        return ()
 
     def tasks_to_fit(self, stage: Stage) -> Sequence[Task]:
-        if stage.index:
+        if stage.index > 0:
             return []
-        last = stage.tasks[-1]
-        if not hasattr(last, "all_seen"):
+        together = stage.tasks[-1].all_seen()
+        if together is None:
             return list(stage.tasks)
-        # parts of one data set are one task, with one softmax over all classes, learned as the first part is
-        return [replace(last.all_seen(), recipe=stage.task.recipe)]
+        # parts of one data set are one task, with one softmax over all classes, learned as the
+        # first is
+        return [replace(together, recipe=stage.task.recipe)]
 
     def describe(self) -> str:
         return "all tasks learned together (upper bound)"

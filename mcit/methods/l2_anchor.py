@@ -1,17 +1,22 @@
-"""A control: every weight held alike. What a method gains over this is what its importance is worth."""
+"""L2 anchor, a control: every weight is held alike, at the weights of the last task.
+
+In later tasks   grad += strength * (theta - anchor)
+
+What a consolidating method gains over it, at equal stiffness, is the worth of its importance.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mcit.consolidating import ConsolidatingMethod, constant_importance, refuse_estimator
 from mcit.consolidation import Merge
 from mcit.importance import Importance
 from mcit.method import Stage
-from mcit.methods._consolidating import Consolidating, constant_importance, refuse_estimator
 
 
 @dataclass
-class L2Anchor(Consolidating):
+class L2Anchor(ConsolidatingMethod):
     """Importance 1 everywhere, anchored at the latest weights."""
 
     name = "l2_anchor"
@@ -24,6 +29,9 @@ class L2Anchor(Consolidating):
     def measure(self, stage: Stage) -> Importance:
         return constant_importance(stage, 1.0, "importance 1 for every weight (control)")
 
+    def examples_read(self, stage: Stage) -> int:
+        return 0
+
     def describe(self) -> str:
-        held = f"strength {self.strength:g}, {self.describe_other_merge()}{self.penalty} penalty"
+        held = f"strength {self.strength:g}, {self.describe_merge()}, {self.penalty} penalty"
         return f"importance 1 for every weight (control); {held}"

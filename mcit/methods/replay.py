@@ -1,4 +1,9 @@
-"""Experience replay: a few examples of every earlier task, learned again every so often by the same optimizer."""
+"""Experience replay: a few examples of every earlier task are learned again every so often.
+
+Chaudhry et al., On tiny episodic memories in continual learning, 2019,
+https://arxiv.org/abs/1902.10486; as CLiMB does it (https://arxiv.org/abs/2206.09059): every
+`frequency` steps one more step of the same optimizer, on a batch of one earlier task.
+"""
 
 from __future__ import annotations
 
@@ -7,74 +12,99 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset
+from PIL import Image
+from torch import Tensor
 
-from mcit.config import ConfigError
-from mcit.method import Method, Stage, Step
-from mcit.task import Batch, Task
+from mcit.config.options import option
+from mcit.errors import ConfigError
+from mcit.method import Method, Outcome, Stage, Step
+from mcit.parallel.loading import load_examples
+from mcit.task import Batch, Examples, Task
 
 
 @dataclass
 class Replay(Method):
-    """Keeps `fraction` of each task's examples; every `frequency` steps one batch of an earlier task is learned."""
+    """A buffer of examples, chosen at random from every task."""
 
     name = "replay"
-    looks_ahead = False
-    fraction: float = 0.01
-    frequency: int = 100
+    first_task_is_finetuning = True
+    fraction: float = option(0.01, help="of each task's examples that are kept")
+    frequency: int = option(100, help="steps between two batches of an earlier task")
     buffers: dict[int, list[int]] = field(default_factory=dict, init=False, repr=False)
-    examples: dict[int, Dataset] = field(default_factory=dict, init=False, repr=False)
+    examples: dict[int, Examples] = field(default_factory=dict, init=False, repr=False)
+    held: int = field(default=0, init=False, repr=False)
 
     def __post_init__(self) -> None:
         problems = []
         if not 0 < self.fraction <= 1:
             problems.append(
-                f"method.fraction must lie above 0 and up to 1, found {self.fraction:g}"
+                f"method.fraction must be above 0 and at most 1, found {self.fraction:g}"
             )
         if self.frequency < 1:
             problems.append(f"method.frequency counts steps from 1, found {self.frequency}")
         if problems:
             raise ConfigError(problems)
 
-    def begin_task(self, stage: Stage) -> None:
+    def begin_task(self, stage: Stage) -> Sequence[str]:
         for task in stage.earlier:
-            stage.learner.heads[task.head.name].requires_grad_(True)  # replayed tasks keep learning
+            # the heads of replayed tasks keep learning
+            stage.learner.heads[task.head.name].requires_grad_(True)
+        return ()
 
     def extra_batch(self, stage: Stage, step: Step) -> tuple[Task, Batch] | None:
-        if not stage.index or (step.number + 1) % self.frequency:
+        if stage.index == 0 or (step.number + 1) % self.frequency:
             return None
-        # drawn from a generator of its own: finetuning and replay see the same batches in between
-        generator = torch.Generator().manual_seed(stage.seed + 1009 * stage.index + step.number)
+        # a generator of its own: finetuning and replay see the same batches in between
+        seed = stage.seed + 1009 * stage.index + step.number
+        generator = torch.Generator().manual_seed(seed)
         chosen = int(torch.randint(stage.index, (), generator=generator))
-        task, buffer = stage.tasks[chosen], self.buffers[chosen]
-        picked = torch.randperm(len(buffer), generator=generator)[: task.recipe.batch_size].tolist()
-        examples = self._open(chosen, task)
-        return task, _read(stage, task, examples, [buffer[i] for i in picked])
+        task = stage.tasks[chosen]
+        buffer = self.buffers[chosen]
+        order = torch.randperm(len(buffer), generator=generator).tolist()
+        picked = [buffer[place] for place in order[: task.recipe.batch_size]]
+        examples = load_examples(self._open(chosen, task), picked)
+        return task, task.collate(examples, stage.learner.processor)
 
-    def _open(self, index: int, task: Task) -> Dataset:
+    def end_task(self, stage: Stage) -> Outcome:
+        examples = self._open(stage.index, stage.task)
+        generator = torch.Generator().manual_seed(stage.seed + stage.index)
+        wanted = max(1, round(self.fraction * len(examples)))
+        kept = torch.randperm(len(examples), generator=generator)[:wanted].sort().values.tolist()
+        self.buffers[stage.index] = kept
+        self.held += count_bytes(load_examples(stage.task.examples("plain"), kept))
+        return Outcome()
+
+    def state_dict(self) -> Mapping[str, Any]:
+        buffers = {str(index): kept for index, kept in self.buffers.items()}
+        return {"buffers": buffers, "held": self.held}
+
+    def restore(self, stage: Stage, state: Mapping[str, Any]) -> None:
+        self.buffers = {int(index): list(kept) for index, kept in state["buffers"].items()}
+        self.held = state["held"]
+
+    def describe(self) -> str:
+        kept = f"{self.fraction:.2%} of each earlier task"
+        return f"replay: {kept}, one batch every {self.frequency} steps"
+
+    def bytes_held(self) -> int:
+        return self.held
+
+    def _open(self, index: int, task: Task) -> Examples:
         if index not in self.examples:
             self.examples[index] = task.examples("train")
         return self.examples[index]
 
-    def end_task(self, stage: Stage) -> None:
-        count = len(stage.task.examples("train"))
-        generator = torch.Generator().manual_seed(stage.seed + stage.index)
-        kept = torch.randperm(count, generator=generator)[: max(1, round(self.fraction * count))]
-        self.buffers[stage.index] = kept.sort().values.tolist()
 
-    def fit_key(self, stage: Stage) -> Mapping[str, Any] | None:
-        return None if stage.index else {}  # nothing to replay yet
-
-    def state_dict(self) -> Mapping[str, Any]:
-        return {"buffers": {str(index): kept for index, kept in self.buffers.items()}}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.buffers = {int(index): list(kept) for index, kept in state.get("buffers", {}).items()}
-
-    def describe(self) -> str:
-        return f"replay: {self.fraction:.2%} of each earlier task, one batch every {self.frequency} steps"
-
-
-def _read(stage: Stage, task: Task, examples: Dataset, indices: Sequence[int]) -> Batch:
-    fetch = getattr(examples, "__getitems__", lambda chosen: [examples[i] for i in chosen])
-    return task.collate(fetch(indices), stage.learner.processor)
+def count_bytes(example: Any) -> int:
+    """Return the size of stored examples: pixels, texts and numbers, uncompressed."""
+    if isinstance(example, Tensor):
+        return example.nbytes
+    if isinstance(example, Image.Image):
+        return example.width * example.height * len(example.getbands())
+    if isinstance(example, str):
+        return len(example.encode())
+    if isinstance(example, Mapping):
+        return sum(count_bytes(value) for value in example.values())
+    if isinstance(example, Sequence):
+        return sum(count_bytes(value) for value in example)
+    return 8

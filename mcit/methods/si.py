@@ -1,28 +1,40 @@
-"""Synaptic intelligence: importance gathered along the way, from the task gradient and the steps it led to."""
+"""Synaptic intelligence (SI): importance gathered along the path of training.
+
+Zenke et al., Continual learning through synaptic intelligence, ICML 2017,
+https://arxiv.org/abs/1703.04200
+
+During task t    path -= g * step, g the task's own gradient before the penalty is added
+After task t     importance += max(0, path) / ((theta - theta_start)^2 + damping)
+                 anchor = theta
+In later tasks   grad += strength * importance * (theta - anchor)
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mcit.config import ConfigError
-from mcit.consolidation import Merge, PathIntegral
+from mcit.config.options import option
+from mcit.consolidating import ConsolidatingMethod, refuse_estimator
+from mcit.consolidation import Merge
+from mcit.errors import ConfigError
 from mcit.importance import Importance
 from mcit.method import Stage, Step
-from mcit.methods._consolidating import Consolidating, is_shared, refuse_estimator
+from mcit.path_integral import PathIntegral
 
 
 @dataclass
-class Si(Consolidating):
-    """Path integral of the unmixed task gradient, over the squared motion plus `damping`; negative parts clipped."""
+class Si(ConsolidatingMethod):
+    """SI with negative parts of the path clipped."""
 
     name = "si"
-    merge: Merge = "online"  # importance adds up, the anchor is the latest
-    damping: float = 0.1
+    # the steps are, but the path is gathered along them
+    first_task_is_finetuning = False
+    # importance adds up, the anchor is the latest
+    merge: Merge = "online"
+    damping: float = option(0.1, help="added to the squared motion of a weight")
     path: PathIntegral | None = field(default=None, init=False, repr=False)
-    index: int = field(default=0, init=False, repr=False)  # of the task that `path` is for
-    gathered: Mapping[str, Any] | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -30,49 +42,63 @@ class Si(Consolidating):
         if not self.damping > 0:
             raise ConfigError([f"method.damping must be above 0, found {self.damping:g}"])
 
-    def begin_task(self, stage: Stage) -> None:
-        super().begin_task(stage)
-        shared = [(n, p) for n, p in stage.learner.named_parameters() if is_shared(n, stage)]
-        self.path = self.manager.path = PathIntegral(shared, self.damping)
-        if self.gathered is not None and self.gathered["index"] == stage.index:
-            self.load_fit_state(self.gathered)  # resumed within the task
-        self.index, self.gathered = stage.index, None
+    def begin_task(self, stage: Stage) -> Sequence[str]:
+        warnings = super().begin_task(stage)
+        self._begin_path(stage)
+        return warnings
 
-    def before_clip(self, stage: Stage, step: Step) -> None:
-        super().before_clip(stage, step)
+    def on_gradients_ready(self, stage: Stage, step: Step) -> None:
+        super().on_gradients_ready(stage, step)
+        # with a gradient penalty the manager has shown the path the unmixed gradient
         if self.penalty == "proximal":
-            self.path.see_gradient()
+            self.active_path.see_gradient()
 
     def after_step(self, stage: Stage, step: Step) -> None:
-        self.path.see_step()
+        self.active_path.see_step()
         super().after_step(stage, step)
 
     def measure(self, stage: Stage) -> Importance:
-        return self.path.importance()
+        return self.active_path.importance()
+
+    @property
+    def active_path(self) -> PathIntegral:
+        """Return the path of the present task; a task or a checkpoint begins it."""
+        if self.path is None:
+            raise RuntimeError("no path was begun: call begin_task or restore first")
+        return self.path
+
+    def examples_read(self, stage: Stage) -> int:
+        return 0
 
     def state_dict(self) -> Mapping[str, Any]:
-        return (
-            {**super().state_dict(), **self.fit_state(), "index": self.index} if self.path else {}
-        )
+        if self.path is None:
+            return {}
+        return {
+            "manager": super().state_dict(),
+            "start": self.path.start,
+            "path": self.path.path,
+        }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        super().load_state_dict(state)
-        self.gathered = state or None
-
-    def fit_key(self, stage: Stage) -> Mapping[str, Any] | None:
-        # as in finetuning, but the path is gathered on the way: of the head too, where a later task widens it
-        return None if stage.index else {"path": is_shared(f"heads.{stage.task.head.name}.", stage)}
-
-    def fit_state(self) -> Mapping[str, Any]:
-        return {"start": self.path.start, "path": self.path.path}
-
-    def load_fit_state(self, state: Mapping[str, Any]) -> None:
-        for part, kept in (("start", self.path.start), ("path", self.path.path)):
+    def restore(self, stage: Stage, state: Mapping[str, Any]) -> None:
+        super().restore(stage, state.get("manager", {}))
+        path = self._begin_path(stage)
+        for saved, kept in ((state["start"], path.start), (state["path"], path.path)):
             for name, value in kept.items():
-                value.copy_(state[part][name])
+                value.copy_(saved[name])
 
     def describe(self) -> str:
+        held = f"strength {self.strength:g}, {self.describe_merge()}, {self.penalty} penalty"
         return (
-            f"path integral of the task gradient (SI): damping {self.damping:g}; negative parts clipped; "
-            f"strength {self.strength:g}, {self.describe_other_merge()}{self.penalty} penalty"
+            f"path integral of the task gradient (SI): damping {self.damping:g}; "
+            f"negative parts clipped; {held}"
         )
+
+    def _begin_path(self, stage: Stage) -> PathIntegral:
+        shared = []
+        for name, parameter in stage.learner.named_parameters():
+            if stage.is_shared(name):
+                shared.append((name, parameter))
+        path = PathIntegral(shared, self.damping)
+        self.path = path
+        self.active_manager.path = path
+        return path

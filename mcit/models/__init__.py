@@ -1,47 +1,72 @@
-"""The backbones and their heads; `build` makes what a configuration names."""
+"""Backbones and their heads; `build` makes the one that a configuration names."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from mcit.config import ConfigError, ModelConfig
+from mcit.config.schema import ModelConfig
 from mcit.models.learner import Learner
+from mcit.task import Task
 
-__all__ = ["Learner", "build"]
+IMAGES = frozenset({"images"})
+# the small models that ship with mcit, in Hugging Face format
+EMBEDDED = Path(__file__).resolve().parent.parent / "embedded"
 
-EMBEDDED = Path(__file__).resolve().parent.parent / "embedded" / "vilt"
 
+def build(config: ModelConfig, tasks: Sequence[Task]) -> Learner:
+    """Return a learner without heads, with the backbone that `config.name` stands for.
 
-def build(config: ModelConfig, stem: str = "cifar") -> Learner:
-    """A learner that has no heads yet, with the backbone that `config.name` stands for.
-
-    `resnet18` starts from random weights, with the stem that suits the size of the images; `embedded` is the small
-    ViLT that ships with mcit; anything else is the hub name or the folder of a ViLT.
+    `resnet18` starts from random weights; `embedded` is the small model that ships with mcit;
+    anything else is the hub name or the folder of a checkpoint.
     """
-    if config.name == "resnet18":
-        return _build_resnet(config, stem)
-    # Imported here, so that a run on images alone does not wait for transformers.
-    from mcit.models.vilt import load_vilt
+    if config.from_scratch:
+        learner = _build_resnet(config, tasks[0])
+    elif tasks[0].reads == IMAGES:
+        # imported late, so that a run on a ResNet does not wait for transformers
+        from mcit.models.image import load_image_model
 
-    name = str(EMBEDDED) if config.name == "embedded" else config.name
-    encoder, processor = load_vilt(name, config.gradient_checkpointing, config.lora)
-    return Learner(encoder, processor)
+        learner = Learner(*load_image_model(config.name, config))
+    else:
+        from mcit.models.vilt import load_vilt
+
+        name = str(EMBEDDED / "vilt") if config.name == "embedded" else config.name
+        learner = Learner(*load_vilt(name, config))
+    if config.lora.rank > 0:
+        learner.encoder.add_adapter("default", config.lora)
+    return learner
 
 
-def _build_resnet(config: ModelConfig, stem: str) -> Learner:
+def find_model_problems(config: ModelConfig, tasks: Sequence[Task]) -> list[str]:
+    """Return why a model cannot learn these tasks, as far as its name and options say."""
+    problems = []
+    # parts of one data set are one name
+    reading = dict.fromkeys(task.dataset or task.name for task in tasks if task.reads != IMAGES)
+    looking = dict.fromkeys(task.dataset or task.name for task in tasks if task.reads == IMAGES)
+    if config.from_scratch and reading:
+        listed = ", ".join(reading)
+        problems.append(
+            f"model.name is {config.name!r}, which reads no text; use a ViLT for {listed}"
+        )
+    if config.name == "embedded" and looking:
+        listed = ", ".join(looking)
+        problems.append(
+            f"model.name is 'embedded', a ViLT; use 'resnet18' for {listed}, or an image model of "
+            "transformers: a hub name or a folder"
+        )
+    if config.width is not None and not config.from_scratch:
+        problems.append("model.width is an option of resnet18; other networks have a width already")
+    if config.from_scratch and config.lora.rank > 0:
+        problems.append("model.lora.rank needs pretrained weights, and 'resnet18' starts at random")
+    if config.from_scratch and config.gradient_checkpointing:
+        problems.append("model.gradient_checkpointing is an option of transformers' models")
+    return problems
+
+
+def _build_resnet(config: ModelConfig, task: Task) -> Learner:
     from mcit.models.resnet import build_resnet
 
-    asked = {
-        "model.lora.rank": config.lora.rank > 0,
-        "model.gradient_checkpointing": config.gradient_checkpointing,
-    }
-    problems = [
-        f"{key} is an option of ViLT, and model.name is 'resnet18'"
-        for key, found in asked.items()
-        if found
-    ]
-    if problems:
-        raise ConfigError(problems)
-    return Learner(
-        build_resnet(width=config.width or 64, stem=stem, channels_last=config.channels_last)
-    )
+    defaults = task.network_defaults()
+    width = config.width or defaults.get("width", 64)
+    stem = defaults.get("stem", "cifar")
+    return Learner(build_resnet(width, stem, config.channels_last))

@@ -1,71 +1,119 @@
-"""What learns a sequence: one encoder, and a head for every task that brings one."""
+"""The network that learns a sequence: one backbone, and a head for every task that brings one."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
+import copy
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from typing import Any, cast
 
-from torch import Tensor, nn
+from torch import nn
 
-from mcit.config import suggest
+from mcit.config.parse import parse, to_dict
+from mcit.config.schema import LoraConfig
+from mcit.models.backbone import Backbone
 from mcit.models.heads import TaskHead
-from mcit.task import Batch, Head
+from mcit.spelling import suggest
+from mcit.task import Batch, Head, Output
 
 
 class Learner(nn.Module):
-    """An encoder and its heads; `processor` makes its inputs where raw texts and images need one.
+    """A backbone and its heads; `processor` makes the inputs of raw texts and images, if needed."""
 
-    The encoder turns a batch into features [batch, views, width] and has an attribute `width`.
-    """
-
-    def __init__(self, encoder: nn.Module, processor: Any = None):
+    def __init__(self, encoder: Backbone, processor: Any = None):
         super().__init__()
         self.encoder = encoder
         self.heads = nn.ModuleDict()
         self.processor = processor
         self._known: dict[str, Head] = {}
+        self._adapters: dict[str, LoraConfig] = {}
 
-    def forward(self, batch: Batch, head: Head) -> Tensor:
-        """Logits [batch, outputs] of that head."""
+    def forward(self, batch: Batch, head: Head) -> Output:
+        """Return features [batch, views * width] and the logits [batch, outputs] of that head."""
         module = self._find(head)
         features = self.encoder(batch)  # [batch, views, width]
         if features.shape[1] != head.views:
-            raise ValueError(
-                f"head {head.name!r} needs {head.views} views, the batch has {features.shape[1]}"
-            )
-        return module(features)
+            found = features.shape[1]
+            raise ValueError(f"head {head.name!r} needs {head.views} views, the batch has {found}")
+        return Output(features.flatten(1), module(features))
+
+    def predict(self, batch: Batch, head: Head) -> Any:
+        """Return what is scored: logits [batch, outputs] in single precision."""
+        return self(batch, head).logits.float()
 
     def grow(self, head: Head) -> None:
-        """Add the head, or widen it where it exists; what it had learned stays bit for bit."""
+        """Add the head, or widen it if it exists; what it has learned stays bit for bit."""
         known = self._known.get(head.name)
         if known is None:
             parameter = next(self.encoder.parameters())
-            self.heads[head.name] = (
-                TaskHead(head, self.encoder.width).to(parameter.device).train(self.training)
-            )
+            added = TaskHead(head, self.encoder.width).to(parameter.device)
+            self.heads[head.name] = added.train(self.training)
         else:
             _check_growth(known, head)
-            self.heads[head.name].grow(head.outputs)
+            # a choice has one row for all of its outputs, and must not get more
+            if head.outputs > known.outputs:
+                self._find(head).grow(head.outputs)
         self._known[head.name] = head
 
+    @property
+    def known_heads(self) -> Mapping[str, Head]:
+        """Return the heads as they are now."""
+        return self._known
+
     def outputs(self, head: Head) -> int:
-        """How many outputs the head of that name has now."""
-        self._find(head)
-        return self._known[head.name].outputs
+        """Return how many outputs the head of that name has now; 0 if there is none."""
+        known = self._known.get(head.name)
+        return 0 if known is None else known.outputs
 
     def activate(self, head: Head) -> None:
-        """Let that head train and freeze the others, so that no optimizer decays them; the encoder is left alone."""
+        """Let that head train and freeze the others, so that no optimizer decays them."""
         self._find(head)
         for name, module in self.heads.items():
             module.requires_grad_(name == head.name)
 
+    def head_of(self, parameter: str) -> str | None:
+        """Return the head that a parameter belongs to, None for the backbone's."""
+        part, _, rest = parameter.partition(".")
+        if part != "heads":
+            return None
+        return rest.partition(".")[0]
+
+    def classifier_weight(self, head: Head) -> str:
+        """Return the name of the matrix that turns the last features of a head into its logits."""
+        last = len(self._find(head).layers) - 1
+        return f"heads.{head.name}.layers.{last}.weight"
+
+    def add_adapter(self, name: str, lora: LoraConfig) -> None:
+        """Put a LoRA adapter into the backbone; it trains, and acts alone."""
+        self.encoder.add_adapter(name, lora)
+        self._adapters[name] = lora
+
+    def frozen_copy(self) -> Learner:
+        """Return the learner as it is now, frozen and in eval mode; the processor is shared."""
+        memo = {id(self.processor): self.processor}
+        return copy.deepcopy(self, memo).requires_grad_(False).eval()
+
+    def structure(self) -> dict[str, Any]:
+        """Return what was added since the learner was built, as JSON: heads and adapters."""
+        return {
+            "heads": [asdict(head) for head in self._known.values()],
+            "adapters": {name: to_dict(lora) for name, lora in self._adapters.items()},
+        }
+
+    def rebuild(self, structure: Mapping[str, Any]) -> None:
+        """Add the heads and adapters of `structure` that are missing, to load weights into."""
+        for head in structure["heads"]:
+            self.grow(parse(Head, head))
+        for name, lora in structure["adapters"].items():
+            if name not in self._adapters:
+                self.add_adapter(name, parse(LoraConfig, lora))
+
     def _find(self, head: Head) -> TaskHead:
         if head.name not in self.heads:
             listed = ", ".join(self.heads) or "none"
-            raise LookupError(
-                f"unknown head {head.name!r}{suggest(head.name, self.heads)} (heads: {listed})"
-            )
-        return self.heads[head.name]
+            near = suggest(head.name, self.heads)
+            raise LookupError(f"unknown head {head.name!r}{near} (heads: {listed})")
+        return cast(TaskHead, self.heads[head.name])
 
 
 def _check_growth(known: Head, head: Head) -> None:
@@ -74,11 +122,14 @@ def _check_growth(known: Head, head: Head) -> None:
             f"head {head.name!r} has {known.outputs} outputs and cannot shrink to {head.outputs}"
         )
     if replace(head, outputs=known.outputs) != known:
-        was, now = (f"{each.kind}, {each.layout}, {each.views} views" for each in (known, head))
+        was = f"{known.kind}, {known.layout}, {known.views} views"
+        now = f"{head.kind}, {head.layout}, {head.views} views"
         raise ValueError(
-            f"head {head.name!r} is ({was}) and cannot become ({now}); give the other task's head a name"
+            f"head {head.name!r} is ({was}) and cannot become ({now}); name the other head "
+            "otherwise"
         )
     if head.kind == "choice" and head.outputs != known.outputs:
         raise ValueError(
-            f"head {head.name!r} chooses among {known.views} views and cannot have {head.outputs} outputs"
+            f"head {head.name!r} chooses among {known.views} views "
+            f"and cannot have {head.outputs} outputs"
         )

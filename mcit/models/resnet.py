@@ -1,23 +1,29 @@
-"""ResNet-18 as class-incremental learning uses it: three stems, any base width, features instead of logits."""
+"""ResNet-18 as class-incremental learning uses it: three stems, any base width.
+
+He et al., Deep residual learning for image recognition, CVPR 2016, https://arxiv.org/abs/1512.03385
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from collections.abc import Sequence
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
+from mcit.models.backbone import Backbone, Layer
 from mcit.parallel.global_batch import BatchNorm2d
+from mcit.task import Batch
 
 Stem = Literal["cifar", "imagenet", "podnet"]
 
 _BLOCKS_PER_STAGE = 2
-_GROWTH = (1, 2, 4, 8)  # channels of the stages in base widths
+# channels of the stages in base widths
+_GROWTH = (1, 2, 4, 8)
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions beside a shortcut, which is a 1x1 convolution where the shape changes."""
+    """Two 3x3 convolutions and a shortcut, a 1x1 convolution where the shape changes."""
 
     def __init__(self, channels: int, outputs: int, stride: int):
         super().__init__()
@@ -32,7 +38,8 @@ class BasicBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if torch.is_grad_enabled():
-            # never in place: per-example gradients hook these modules, and a hook's view must not be overwritten
+            # never in place: per-example gradients hook these modules, and a hook's view must not
+            # be overwritten
             inner = torch.relu(self.norm1(self.conv1(x)))
             return torch.relu(self.norm2(self.conv2(inner)) + self.shortcut(x))
         # the same numbers; what is scored in place takes some 5 to 10 % less time
@@ -40,38 +47,53 @@ class BasicBlock(nn.Module):
         return self.norm2(self.conv2(inner)).add_(self.shortcut(x)).relu_()
 
 
-class ResNet(nn.Module):
+class ResNet(Backbone):
     """Images in, features [batch, 1, 8 * base width] out: the spatial mean of the last stage."""
+
+    reads = frozenset({"images"})
+    lora_targets = ("conv1", "conv2")
+    pretrained = False
 
     def __init__(self, width: int = 64, stem: Stem = "cifar", channels_last: bool = False):
         super().__init__()
+        # what it is built again with
+        self.settings = {"width": width, "stem": stem, "channels_last": channels_last}
         self.stem = _build_stem(stem, width)
-        channels, blocks = width, []
+        blocks = []
+        channels = width
         for stage, growth in enumerate(_GROWTH):
             for index in range(_BLOCKS_PER_STAGE):
-                blocks.append(
-                    BasicBlock(channels, growth * width, stride=2 if stage and not index else 1)
-                )
+                stride = 2 if stage > 0 and index == 0 else 1
+                blocks.append(BasicBlock(channels, growth * width, stride))
                 channels = growth * width
         self.blocks = nn.Sequential(*blocks)
-        self.width = channels  # of the features
-        # Trap: on CPUs, widths that are no multiple of a vector's 8 numbers corrupt memory in this layout (torch 2.13,
-        # oneDNN: `free(): invalid next size` in the backward pass of 4 channels).
-        usable = channels_last and width % 8 == 0
-        self.memory_format = torch.channels_last if usable else torch.contiguous_format
+        self.width = channels
+        # Trap: on CPUs, widths that are not a multiple of a vector's 8 numbers corrupt memory in
+        # this layout (torch 2.13, oneDNN: `free(): invalid next size` in the backward pass).
+        self.memory_format = torch.contiguous_format
+        if channels_last and width % 8 == 0:
+            self.memory_format = torch.channels_last
         self.apply(_initialize)
-        self.to(memory_format=self.memory_format)
+        # the annotations of `Module.to` lack what it takes
+        self.to(memory_format=self.memory_format)  # type: ignore[call-overload]
 
-    def forward(self, batch: Mapping[str, Any]) -> Tensor:
-        images = batch["pixel_values"].contiguous(
-            memory_format=self.memory_format
-        )  # [batch, 3, height, width]
+    def forward(self, batch: Batch) -> Tensor:
+        # [batch, 3, height, width]
+        images = batch["pixel_values"].contiguous(memory_format=self.memory_format)
         maps = self.blocks(self.stem(images))
         return maps.mean(dim=(2, 3)).unsqueeze(1)  # [batch, 1, features]
 
+    def layers(self) -> Sequence[Layer]:
+        found = [Layer("stem", ("stem.",), group="stem", role="embeddings")]
+        for number in range(len(self.blocks)):
+            stage, block = divmod(number, _BLOCKS_PER_STAGE)
+            group = f"stage {stage + 1}"
+            found.append(Layer(f"{group}, block {block + 1}", (f"blocks.{number}.",), group))
+        return found
+
 
 def build_resnet(width: int = 64, stem: Stem = "cifar", channels_last: bool = False) -> ResNet:
-    """A fresh ResNet-18 encoder; `width` counts the channels of its first stage, the features have eight times that."""
+    """Return a new ResNet-18; its features have eight times the channels of the first stage."""
     if stem not in get_args(Stem):
         raise ValueError(f"unknown stem {stem!r} (stems: {', '.join(get_args(Stem))})")
     if width < 1:
@@ -80,11 +102,15 @@ def build_resnet(width: int = 64, stem: Stem = "cifar", channels_last: bool = Fa
 
 
 def _build_stem(stem: Stem, width: int) -> nn.Sequential:
-    """`cifar` keeps the resolution, `imagenet` quarters it, `podnet` (3x3 convolution and pool) halves it."""
-    kernel, stride = (7, 2) if stem == "imagenet" else (3, 1)
-    convolution = nn.Conv2d(3, width, kernel, stride, padding=kernel // 2, bias=False)
-    pool = [] if stem == "cifar" else [nn.MaxPool2d(3, stride=2, padding=1)]
-    return nn.Sequential(convolution, BatchNorm2d(width), nn.ReLU(), *pool)
+    """`cifar` keeps the resolution, `imagenet` quarters it, `podnet` (3x3 and pool) halves it."""
+    if stem == "imagenet":
+        convolution = nn.Conv2d(3, width, 7, stride=2, padding=3, bias=False)
+    else:
+        convolution = nn.Conv2d(3, width, 3, stride=1, padding=1, bias=False)
+    layers = nn.Sequential(convolution, BatchNorm2d(width), nn.ReLU())
+    if stem != "cifar":
+        layers.append(nn.MaxPool2d(3, stride=2, padding=1))
+    return layers
 
 
 def _initialize(module: nn.Module) -> None:

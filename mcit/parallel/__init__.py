@@ -1,1 +1,1 @@
-"""Several processes as one: rows of a global batch, parts of weights, what processes tell each other."""
+"""Several processes as one: rows of a global batch, parts of weights, exchanges."""

@@ -1,8 +1,8 @@
-"""The global batch: what depends on all of its rows, wherever they are.
+"""The global batch: draws and statistics that do not depend on the number of processes.
 
-Several processes share the rows of a batch out among them. Random draws for its examples and BatchNorm's statistics
-must not depend on how many they are: draws are made for the whole batch, from a generator that every process has in
-the same state, and each keeps those of its own rows; statistics are taken over the rows of all.
+Processes divide the rows of a batch among them. Random draws are made for the whole batch, from a
+generator that every process has in the same state, and each keeps those of its own rows; BatchNorm
+takes its statistics over the rows of all processes.
 """
 
 from __future__ import annotations
@@ -18,56 +18,65 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Rows:
-    """Which examples of a global batch this process holds."""
+    """The examples of a global batch that this process holds."""
 
-    places: Sequence[int] | None  # in the batch, of the examples that are here; None: not known
-    total: int | None  # examples in the batch
-    counted: bool = True  # False where it has none of its own, and takes part with one that another process counts
+    # their places in the batch; none if unknown
+    places: Sequence[int]
+    # number of examples in the batch; 0 if unknown
+    total: int
+    # False: a duplicated row with weight 0, so that this process stays in step with the others
+    counted: bool = True
 
 
-_held: Rows | None = None
+_current: Rows | None = None
 
 
 def process_rank() -> tuple[int, int]:
-    """This process's number and how many there are."""
+    """Return the number of this process and how many there are."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return 0, 1
 
 
-def share_rows(total: int, rank: int, world: int) -> Rows:
-    """A process's examples of a batch of `total`; where there are fewer than processes, some hold the first."""
+def rows_of_process(total: int, rank: int, world: int) -> Rows:
+    """Return a process's examples of a batch; with too few, some duplicate the first."""
     mine = range(rank, total, world)
-    return Rows(mine, total) if mine else Rows(range(1), total, counted=False)
+    if mine:
+        return Rows(mine, total)
+    return Rows(range(1), total, counted=False)
 
 
 @contextmanager
-def holding(rows: Rows | None) -> Iterator[None]:
-    """What is computed inside is about these rows of a batch that all processes share; None: not shared."""
-    global _held
-    before, _held = _held, rows
+def global_batch_rows(rows: Rows | None) -> Iterator[None]:
+    """Declare that these rows, of a batch shared by all processes, are computed inside."""
+    global _current
+    before = _current
+    _current = rows
     try:
         yield
     finally:
-        _held = before
+        _current = before
 
 
 def draw_rows(draw: Callable[[int], Tensor], count: int) -> Tensor:
-    """`draw(count)` [count, ...] for the examples at hand; of a shared batch, it is drawn for all and they keep theirs.
+    """Return `draw(count)` [count, ...] for the examples of this process.
 
-    `draw` uses the global generator, which then moves on as far as in a process that is alone.
+    For a shared batch it is drawn for all examples and this process keeps its own, so that the
+    global generator moves on as far as in a process that is alone.
     """
-    if _held is None or _held.places is None or len(_held.places) == _held.total:
+    rows = _current
+    if rows is None or len(rows.places) == rows.total:
         return draw(count)
-    if count != len(_held.places):
+    if count != len(rows.places):
+        held = len(rows.places)
         raise RuntimeError(
-            f"{count} examples are drawn for where this process holds {len(_held.places)} of the batch"
+            f"{count} examples are drawn for, but this process holds {held} of the batch"
         )
-    return draw(_held.total)[list(_held.places)]
+    return draw(rows.total)[list(rows.places)]
 
 
 class Dropout(nn.Dropout):
-    """`nn.Dropout` of activations [examples, ...] whose draws do not depend on the number of processes."""
+    """`nn.Dropout` of [examples, ...] whose draws do not depend on the number of processes."""
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or not self.p:
@@ -79,39 +88,49 @@ class Dropout(nn.Dropout):
 
 
 class BatchNorm2d(nn.BatchNorm2d):
-    """`nn.BatchNorm2d` that normalises a batch shared by processes by the statistics of all its rows.
+    """`nn.BatchNorm2d` that normalizes by the statistics of all rows on all processes.
 
-    torch's SyncBatchNorm does so on GPUs only. Alone, in eval mode, and outside `holding`, this is its parent.
+    torch's SyncBatchNorm does so on GPUs only. In one process, in eval mode, and outside
+    `global_batch_rows` this is its parent.
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.training or _held is None or process_rank()[1] == 1:
+        if not self.training or _current is None or process_rank()[1] == 1:
             return super().forward(x)
         self._check_input_dim(x)
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        mean, variance, count = _measure_channels(wide, _held.counted)
+        mean, variance, count = _measure_channels(wide, _current.counted)
         if count == 1:
             raise ValueError(
-                "BatchNorm needs more than one value per channel, and all processes together hold one"
+                "BatchNorm needs more than one value per channel, and all processes together "
+                "hold one"
             )
         self._follow(mean.detach(), variance.detach() * (count / (count - 1)))
-        scale, shift = torch.rsqrt(variance + self.eps), 0.0
-        if self.affine:
-            scale, shift = scale * self.weight, self.bias.view(1, -1, 1, 1)
-        return ((wide - mean.view(1, -1, 1, 1)) * scale.view(1, -1, 1, 1) + shift).to(x.dtype)
+        centered = wide - mean.view(1, -1, 1, 1)
+        scale = torch.rsqrt(variance + self.eps)
+        if not self.affine:
+            return (centered * scale.view(1, -1, 1, 1) + 0.0).to(x.dtype)
+        scale = scale * self.weight
+        return (centered * scale.view(1, -1, 1, 1) + self.bias.view(1, -1, 1, 1)).to(x.dtype)
 
     @torch.no_grad()
     def _follow(self, mean: Tensor, variance: Tensor) -> None:
-        if self.running_mean is None:
+        if (
+            self.running_mean is None
+            or self.running_var is None
+            or self.num_batches_tracked is None
+        ):
             return
         self.num_batches_tracked += 1
-        pace = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
-        self.running_mean.lerp_(mean.to(self.running_mean), pace)
-        self.running_var.lerp_(variance.to(self.running_var), pace)
+        rate = self.momentum
+        if rate is None:
+            rate = 1 / float(self.num_batches_tracked)
+        self.running_mean.lerp_(mean.to(self.running_mean), rate)
+        self.running_var.lerp_(variance.to(self.running_var), rate)
 
 
 def _measure_channels(x: Tensor, counted: bool) -> tuple[Tensor, Tensor, float]:
-    """Mean and variance [channels] over the rows of all processes, and how many values each is of."""
+    """Return mean and variance [channels] over all processes, and the number of values."""
     rank, world = process_rank()
     mean = x.mean(dim=(0, 2, 3))
     spread = (x - mean.view(1, -1, 1, 1)).square().sum(dim=(0, 2, 3))
@@ -121,13 +140,13 @@ def _measure_channels(x: Tensor, counted: bool) -> tuple[Tensor, Tensor, float]:
     means, spreads, counts = _SumOverProcesses.apply(parts).split([len(mean), len(mean), 1], dim=1)
     total = counts.sum()
     mean = (counts * means).sum(dim=0) / total
-    # centred before they are added up: the difference of two large squares would lose digits
+    # centered before they are added up: the difference of two large squares would lose digits
     variance = (spreads + counts * (means - mean).square()).sum(dim=0) / total
     return mean, variance, float(total.detach())
 
 
 class _SumOverProcesses(torch.autograd.Function):
-    """The sum of a tensor over all processes; its gradient is the sum of theirs."""
+    """Sums a tensor over all processes; its gradient is the sum of theirs."""
 
     @staticmethod
     def forward(ctx, x: Tensor) -> Tensor:

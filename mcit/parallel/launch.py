@@ -1,4 +1,4 @@
-"""How a run was started: which processes belong to it, and whether they are those that were asked for."""
+"""How a run was started: which processes belong to it, and whether all that were asked for did."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pathlib import Path
 import torch
 from accelerate import PartialState
 
-from mcit.config import ConfigError
+from mcit.errors import ConfigError
 
 CPU_FILE = "configs/accelerate/cpu2.yaml"
-# What `accelerate launch` sets for parameters that are not whole in any process.
+# variables that `accelerate launch` sets for parameters that are not whole in any process
 SHARDING = {
     "ACCELERATE_USE_FSDP": "FSDP",
     "ACCELERATE_USE_DEEPSPEED": "DeepSpeed",
@@ -28,16 +28,13 @@ ACCELERATE = (
     ("python", "-m", "accelerate.commands.accelerate_cli", "launch"),
     ("python", "-m", "accelerate.commands.launch"),
 )
-SEVERAL = (
-    "WORLD_SIZE",
-    "LOCAL_RANK",
-    *MPI_SIZES,
-)  # what a launcher of several processes sets in each of them
+# variables that a launcher of several processes sets in each of them
+SEVERAL = ("WORLD_SIZE", "LOCAL_RANK", *MPI_SIZES)
 
 
 @dataclass(frozen=True)
 class Launcher:
-    """The process that started this one, and what was typed to start it, up to the script's name with it."""
+    """The process that started this one, and what was typed, with the script's name."""
 
     pid: int
     words: tuple[str, ...]
@@ -50,82 +47,86 @@ class Launcher:
 
 
 def join_processes() -> PartialState:
-    """Meet the processes that were started along with this one; what a run cannot do with them is an error.
+    """Meet the processes that were started together with this one; raise if a run cannot use them.
 
-    Without a GPU they meet over gloo: accelerate by itself would take each of them for the only one.
+    Without a GPU they meet over gloo: accelerate by itself would take each for the only one.
     """
     problems = find_problems(os.environ)
     if problems:
         raise ConfigError(problems)
     started = int(os.environ.get("WORLD_SIZE", "1"))
     if started > 1 and not torch.accelerator.is_available():
-        os.environ["ACCELERATE_USE_CPU"] = "true"  # read by the Accelerator, which is made later
+        # read by the Accelerator, which is made later
+        os.environ["ACCELERATE_USE_CPU"] = "true"
     state = PartialState(cpu=_is_set(os.environ, "ACCELERATE_USE_CPU"))
     if state.num_processes < started:
+        device = state.device.type
         raise ConfigError(
             [
-                f"{started} processes were started and each takes itself for the only one ({state.device.type}); set "
-                "ACCELERATE_USE_CPU=true to let them meet on CPUs"
+                f"{started} processes were started and each takes itself for the only one "
+                f"({device}); set ACCELERATE_USE_CPU=true to let them meet on CPUs"
             ]
         )
     return state
 
 
 def find_problems(environment: Mapping[str, str]) -> list[str]:
-    """What the launcher has asked for that the runner does not do."""
-    return [
-        f"the runner does not shard parameters ({kind}): heads grow between tasks, and the models it trains fit one "
-        "device; launch it with configs/accelerate/gpu8.yaml (or --multi_gpu). In a loop of your own, "
-        "ConsolidationManager and measure_importance do work on FSDP2 shards: see docs/scaling.md"
-        for name, kind in SHARDING.items()
-        if _is_set(environment, name)
-    ]
+    """Return what the launcher asks for that the runner does not do."""
+    problems = []
+    for name, kind in SHARDING.items():
+        if _is_set(environment, name):
+            problems.append(
+                f"the runner does not shard parameters ({kind}): heads grow between tasks, and the "
+                "models it trains fit one device; launch it with configs/accelerate/gpu8.yaml (or "
+                "--multi_gpu). In a loop of your own, ConsolidationManager and measure_importance "
+                "work on FSDP2 shards: see docs/scaling.md"
+            )
+    return problems
 
 
 def find_precision_problems(asked: str | None) -> list[str]:
-    """Return why this device cannot train in the precision that a configuration, or else the launcher, asks for."""
+    """Return why this device cannot train in the precision that is asked for."""
     precision = asked or os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
     device = PartialState().device.type
     if precision == "fp16" and device == "cpu":
         return [
-            "training.mixed_precision is 'fp16', which accelerate does not do on a CPU: the run would be in single "
-            "precision and say otherwise; use 'bf16' or 'no'"
+            "training.mixed_precision is 'fp16', which accelerate does not do on a CPU: the run "
+            "would be in single precision and say otherwise; use 'bf16' or 'no'"
         ]
     return []
 
 
 def find_missing(environment: Mapping[str, str]) -> str | None:
-    """A warning where `accelerate launch` was asked for several processes and has started one, as it does on CPUs.
+    """Return a warning if `accelerate launch` was asked for several processes and started one.
 
-    It then tells the process where to meet the others, but not how many there are.
+    It does so on CPUs, where it says to the process where to meet the others, but not how many.
     """
     launched = "ACCELERATE_DYNAMO_BACKEND" in environment and "MASTER_ADDR" in environment
     if not launched or any(name in environment for name in SEVERAL):
         return None
     return (
-        "accelerate launch seems to have been asked for several processes and has started one; the scores will be the "
-        f"same, only later. To start several on CPUs: accelerate launch --config_file {CPU_FILE} --num_processes N ..."
+        "accelerate launch seems to have been asked for several processes and has started one; "
+        "the scores will be the same, only later. To start several on CPUs: "
+        f"accelerate launch --config_file {CPU_FILE} --num_processes N ..."
     )
 
 
 def find_launcher() -> Launcher | None:
-    """Return what launched this script, as `accelerate launch` or `torchrun` do; None if it was started by itself.
+    """Return what launched this script, as `accelerate launch` or `torchrun` do, or None.
 
-    A launcher's command line ends with that of the script. It can be read where there is a folder /proc.
+    A launcher's command line ends with that of the script; it can be read if there is a /proc.
     """
     parent = os.getppid()
     try:
-        found = Path(f"/proc/{parent}/cmdline").read_bytes().decode(errors="replace")
+        written = Path(f"/proc/{parent}/cmdline").read_bytes().decode(errors="replace")
     except OSError:
         return None
-    words = found.rstrip("\0").split("\0")
+    words = written.rstrip("\0").split("\0")
     script, *options = sys.argv
     front = words[: len(words) - len(options)]
-    if (
-        words[len(front) :] != options
-        or len(front) < 2
-        or Path(front[-1]).name != Path(script).name
-    ):
+    if words[len(front) :] != options or len(front) < 2:
+        return None
+    if Path(front[-1]).name != Path(script).name:
         return None
     return Launcher(parent, tuple(_shorten_program(front)))
 
@@ -136,14 +137,16 @@ def describe_command() -> list[str]:
     if Path(script).name in ("", "mcit", "__main__.py"):
         return ["mcit", *options]
     launcher = find_launcher()
-    return [*(launcher.words if launcher is not None else ("python", script)), *options]
+    if launcher is None:
+        return ["python", script, *options]
+    return [*launcher.words, *options]
 
 
 def end_launcher() -> bool:
-    """End the `accelerate launch` that started this process alone, without a word from it; return whether there is one.
+    """End the `accelerate launch` that started this process alone; return whether there is one.
 
-    It passes no exit code on: it answers any code but 0 with a traceback and 1, and Ctrl-C with a traceback, a quarter
-    of a second after it, whether or not its child is done. The child says all there is to say.
+    It passes no exit code on: it answers any code but 0 with a traceback and 1, and Ctrl-C with a
+    traceback, a quarter of a second after it, whether or not its child is done.
     """
     launcher = find_launcher()
     if launcher is None or not launcher.starts_one:
@@ -153,7 +156,7 @@ def end_launcher() -> bool:
 
 
 def _shorten_program(words: list[str]) -> list[str]:
-    """Return a command as one types it: without Python and the folder in front of an installed program."""
+    """Return a command as one types it, without Python and the folder of an installed program."""
     if not Path(words[0]).name.startswith("python"):
         return [Path(words[0]).name, *words[1:]]
     if words[1].startswith("-") or len(words) == 2:

@@ -1,4 +1,4 @@
-"""What the processes of a run tell each other; each function is called by all of them, or by none."""
+"""What the processes of a run exchange; every function is called by all of them, or by none."""
 
 from __future__ import annotations
 
@@ -10,17 +10,21 @@ from accelerate.utils import broadcast_object_list, gather_object, reduce
 
 
 def gather(value: Any) -> list[Any]:
-    """The value of every process, in the order of their numbers."""
-    return gather_object([value]) if PartialState().num_processes > 1 else [value]
+    """Return the value of every process, in the order of their numbers."""
+    if PartialState().num_processes == 1:
+        return [value]
+    return gather_object([value])
 
 
-def share(value: Any) -> Any:
-    """The main process's value."""
-    return broadcast_object_list([value])[0] if PartialState().num_processes > 1 else value
+def broadcast(value: Any) -> Any:
+    """Return the main process's value."""
+    if PartialState().num_processes == 1:
+        return value
+    return broadcast_object_list([value])[0]
 
 
-def agree(*flags: bool) -> tuple[bool, ...]:
-    """Of each flag, whether any process has raised it."""
+def any_process(*flags: bool) -> tuple[bool, ...]:
+    """Return for each flag whether any process has raised it."""
     state = PartialState()
     if state.num_processes == 1:
         return flags

@@ -1,34 +1,40 @@
-"""Tensors of which every process holds a part, as FSDP2's `fully_shard` makes them: parts, wholes, numbers over all.
+"""Sharded tensors: every process holds a part, as FSDP2's `fully_shard` makes them (DTensor).
 
-What is said here of a sharded tensor costs nothing for an ordinary one, which is a whole by itself.
+All functions also take ordinary tensors, which are their own and only part, at no cost.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
 Reduction = Literal["sum", "max"]
 
 
-def is_sharded(tensor: Tensor) -> bool:
-    """Whether it is a DTensor, of which other processes hold the rest."""
-    # by what only a DTensor has: importing its module takes a good part of the time that torch itself takes
+def is_sharded(tensor: Tensor) -> TypeGuard[DTensor]:
+    """Whether the tensor is a DTensor, of which other processes hold the rest."""
+    # importing DTensor to ask takes about as long as importing torch: ask for what only it has
     return hasattr(tensor, "device_mesh")
 
 
 @torch.no_grad()
-def local(tensor: Tensor) -> Tensor:
-    """This process's part, in the tensor's own memory."""
-    return tensor.to_local() if is_sharded(tensor) else tensor
+def to_local(tensor: Tensor) -> Tensor:
+    """Return this process's part, in the tensor's own memory."""
+    if is_sharded(tensor):
+        return tensor.to_local()
+    return tensor
 
 
-def wrap(part: Tensor, like: Tensor) -> Tensor:
-    """A part as the sharded tensor it is a part of; `like` is cut in the same way."""
+def from_local(part: Tensor, like: Tensor) -> Tensor:
+    """Return the tensor that `part` is this process's part of, sharded as `like` is."""
     if not is_sharded(like):
         return part
     from torch.distributed.tensor import DTensor
@@ -44,57 +50,65 @@ def wrap(part: Tensor, like: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def cut(value: Tensor, like: Tensor) -> Tensor:
-    """This process's part of `value`, which is a whole or sharded, where `like` is cut."""
+def shard_like(value: Tensor, like: Tensor) -> Tensor:
+    """Return the part of `value`, full or sharded, that this process holds of `like`."""
     if not is_sharded(like):
-        return whole(value)
+        return full(value)
     from torch.distributed.tensor import DTensor, Replicate
 
+    mesh = like.device_mesh
     if not is_sharded(value):
-        mesh = like.device_mesh
-        value = value.to(local(like).device)
-        value = DTensor.from_local(
-            value, mesh, [Replicate()] * mesh.ndim, run_check=False
-        )  # all have it: no traffic
-    return value.redistribute(like.device_mesh, like.placements).to_local()
+        # every process has all of it: declaring it replicated causes no traffic
+        everywhere = [Replicate()] * mesh.ndim
+        value = value.to(to_local(like).device)
+        value = DTensor.from_local(value, mesh, everywhere, run_check=False)
+    return value.redistribute(mesh, like.placements).to_local()
 
 
 @torch.no_grad()
-def whole(tensor: Tensor) -> Tensor:
-    """All of it; of a sharded tensor, every process must ask."""
-    return tensor.full_tensor() if is_sharded(tensor) else tensor
+def full(tensor: Tensor) -> Tensor:
+    """Return all of the tensor. If it is sharded, every process must call."""
+    if is_sharded(tensor):
+        return tensor.full_tensor()
+    return tensor
 
 
-def combine(numbers: Iterable[tuple[Tensor, Tensor]], reduction: Reduction = "sum") -> Tensor:
-    """Numbers of parts, each beside the tensor it is about, added up (or their largest) over all parts of all tensors.
+def reduce_parts(numbers: Iterable[tuple[Tensor, Tensor]], reduction: Reduction = "sum") -> Tensor:
+    """Return the sum, or the maximum, over all parts of all tensors, as a double on the CPU.
 
-    If any is sharded, every process must ask. In double precision, on the CPU.
+    `numbers` pairs each tensor with a number about this process's part of it. If any tensor is
+    sharded, every process must call.
     """
     merge = torch.add if reduction == "sum" else torch.maximum
+    # numbers are merged where they are first, so that each device is read once
     totals: dict[Any, Tensor] = {}
     for tensor, number in numbers:
-        mesh = (tensor.device_mesh, _sharded_dimensions(tensor)) if is_sharded(tensor) else None
-        key, number = (mesh, number.device), number.detach().double()
-        totals[key] = (
-            merge(totals[key], number) if key in totals else number
-        )  # a device is asked once, at the end
-    result = None
-    for (mesh, _), total in totals.items():
-        total = total.cpu() if mesh is None else _reduce(total, *mesh, reduction)
-        result = total if result is None else merge(result, total)
-    return torch.zeros((), dtype=torch.float64) if result is None else result
+        number = number.detach().double()
+        key = (_find_groups(tensor), number.device)
+        if key in totals:
+            number = merge(totals[key], number)
+        totals[key] = number
+    reduced = []
+    for (groups, _), total in totals.items():
+        for mesh, dimension in groups:
+            total = _all_reduce(total, mesh, dimension, reduction)
+        reduced.append(total.cpu())
+    if not reduced:
+        return torch.zeros((), dtype=torch.float64)
+    return functools.reduce(merge, reduced)
 
 
-def _reduce(number: Tensor, mesh: Any, dimensions: tuple[int, ...], reduction: Reduction) -> Tensor:
+def _find_groups(tensor: Tensor) -> tuple[tuple[Any, int], ...]:
+    """Return the mesh and those of its dimensions along which processes hold different parts."""
+    if not is_sharded(tensor):
+        return ()
+    # along the other dimensions they hold copies
+    dimensions = [n for n, place in enumerate(tensor.placements) if not place.is_replicate()]
+    return tuple((tensor.device_mesh, dimension) for dimension in dimensions)
+
+
+def _all_reduce(number: Tensor, mesh: Any, dimension: int, reduction: Reduction) -> Tensor:
+    operation = dist.ReduceOp.SUM if reduction == "sum" else dist.ReduceOp.MAX
     number = number.to(mesh.device_type, copy=True)
-    for dimension in dimensions:
-        operation = dist.ReduceOp.SUM if reduction == "sum" else dist.ReduceOp.MAX
-        dist.all_reduce(number, operation, group=mesh.get_group(dimension))
-    return number.cpu()
-
-
-def _sharded_dimensions(tensor: Tensor) -> tuple[int, ...]:
-    """Those of the mesh along which processes hold different parts; along the others they hold copies."""
-    return tuple(
-        number for number, placement in enumerate(tensor.placements) if not placement.is_replicate()
-    )
+    dist.all_reduce(number, operation, group=mesh.get_group(dimension))
+    return number

@@ -1,314 +1,285 @@
-"""Where importance lies: by layer and by modality, how it is spread, and whether tasks need the same weights."""
+"""Where importance lies: by layer and modality, how it is spread, and what tasks share."""
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
+import torch.nn.functional as F
+from safetensors import SafetensorError
 from torch import Tensor
 
-from mcit.checkpoint import list_checkpoints, read_checkpoint
-from mcit.consolidation import FORMAT as HELD
 from mcit.diagnosis import NEAR_ZERO
 from mcit.errors import DataError
-from mcit.importance import FORMAT as MEASURED
 from mcit.importance import Importance
-from mcit.named_tensors import read_tensors
-from mcit.reports.classifier import ClassView, classifier_importance, view_classifier
-from mcit.reports.places import Place, locate
-from mcit.runner.run_folder import CHECKPOINTS, IMPORTANCE
-from mcit.runner.snapshot import read_method
+from mcit.reports.formats import COUNT, SIGNIFICANT, Cell, Column, Note, Row, Table, TableKind
+from mcit.reports.layer_groups import LayerGroup, find_layer_groups
+from mcit.runner.run_folder import IMPORTANCE
 
-__all__ = [
-    "ClassView",
-    "Layer",
-    "Overlap",
-    "Source",
-    "Summary",
-    "add_up",
-    "classifier_importance",
-    "compare",
-    "read_sources",
-    "summarise",
-    "view_classifier",
-    "weigh_layers",
-]
-
-TOP = 0.1  # the share of weights that matter most, when tasks are compared
-BINS = np.arange(-24, 6.25, 0.25)  # of the logarithm
+# the share of weights that matter most, when tasks are compared
+TOP = 0.1
+# edges of the histogram's bins, as powers of ten
+BINS = np.arange(-24, 6.25, 0.25)
 
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """Importance to look into, and where it comes from."""
+    """Importance to look into, usually of a task."""
 
     label: str
-    values: Mapping[str, Tensor]
-    description: str
-    cap: float | None = None
-    capped: Mapping[str, float] | None = None  # by name, where shares are known and the cap is not
+    importance: Importance
+
+    @property
+    def values(self) -> Mapping[str, Tensor]:
+        return self.importance.values
+
+    @property
+    def cap(self) -> float | None:
+        """The largest importance that the estimator gives a weight; None if it has no limit."""
+        return self.importance.estimator.cap if self.importance.estimator else None
 
 
-@dataclass(frozen=True)
-class Layer:
-    """What a layer has of the importance. `weights` counts numbers; `capped` is None where none could be."""
+@dataclass(frozen=True, eq=False)
+class SourceSummary:
+    """How much importance there is, where, and how it is spread."""
 
-    place: Place
-    weights: int
-    total: float
-    zero: int
-    near_zero: int
-    capped: int | None
+    source: Source
+    # number of weights and sum of importance of each layer group, from input to output
+    sizes: Mapping[LayerGroup, int]
+    sums: Mapping[LayerGroup, float]
+    largest: float
+    # percent of the weights; `capped` is NaN if no weight could be
+    zero: float
+    near_zero: float
+    capped: float
+    # percent of the weights in each bin; those without any importance are in none
+    histogram: np.ndarray
 
-
-@dataclass(frozen=True)
-class Summary:
-    """The layers of a source in the order of the network, and its histogram over `BINS`."""
-
-    label: str
-    description: str
-    cap: float | None
-    layers: tuple[Layer, ...]
-    top: float
-    counts: np.ndarray  # [bins], without the weights that have no importance at all
+    @property
+    def label(self) -> str:
+        return self.source.label
 
     @property
     def weights(self) -> int:
-        return sum(layer.weights for layer in self.layers)
+        return sum(self.sizes.values())
 
     @property
-    def total(self) -> float:
-        return sum(layer.total for layer in self.layers)
-
-    def share(self, layer: Layer) -> float:
-        """The percent of all importance that is in a layer."""
-        return 100 * layer.total / self.total if self.total else 0.0
-
-    def share_of(self, count: str) -> float | None:
-        """The percent of weights that are `zero`, `near_zero` or `capped`."""
-        counts = [getattr(layer, count) for layer in self.layers]
-        return None if None in counts else 100 * sum(counts) / self.weights
-
-    def parts(self) -> dict[str, float]:
-        """Percent of the importance, by modality or stage."""
-        return add_up({layer.place: self.share(layer) for layer in self.layers})
+    def mean(self) -> float:
+        return sum(self.sums.values()) / self.weights
 
 
 @dataclass(frozen=True, eq=False)
 class Overlap:
-    """How alike sources are, over the weights that all of them have."""
+    """How similar sources are, over the weights that all of them have."""
 
-    labels: tuple[str, ...]
+    labels: list[str]
     weights: int
-    cosine: np.ndarray  # [sources, sources]
-    top: np.ndarray  # [sources, sources], the share of the top weights that two have in common
+    # [sources, sources]
+    cosine: np.ndarray
+    # [sources, sources], the share of the top weights that two have in common
+    top: np.ndarray
 
 
-def read_sources(paths: Iterable[str | Path]) -> list[Source]:
-    """Files of importance, files of a manager's state, and folders of runs that hold either; in the order given.
-
-    Tasks that several runs learned are told apart by the folders of the runs.
-    """
-    read = [(Path(path), source) for path in paths for source in _read_path(Path(path))]
-    labels = [source.label for _, source in read]
-    found = [
-        replace(source, label=f"{path.resolve().name} {source.label}")
-        if path.is_dir() and labels.count(source.label) > 1
-        else source
-        for path, source in read
-    ]
-    labels = [source.label for source in found]
-    twice = {label for label in labels if labels.count(label) > 1}
-    if twice:
-        raise DataError(
-            f"several sources are called {sorted(twice)[0]!r}; rename the files so that they can be told apart"
-        )
-    return found
+def read_sources(paths: Sequence[str | Path]) -> list[Source]:
+    """Return the importance in files and in folders of runs; labels tell several folders apart."""
+    sources = []
+    for path in map(Path, paths):
+        for source in _read_path(path):
+            if len(paths) > 1 and path.is_dir():
+                source = replace(source, label=f"{path.resolve().name} {source.label}")
+            sources.append(source)
+    return sources
 
 
 @torch.no_grad()
-def summarise(source: Source) -> Summary:
-    """Shares by layer, and the histogram."""
+def summarize_source(source: Source) -> SourceSummary:
+    """Return sums by layer group, and the histogram."""
     if not source.values:
-        raise DataError(f"{source.label} holds no importance: nothing was consolidated yet")
-    places = locate(source.values)
-    weights = sum(value.numel() for value in source.values.values())
-    mean = sum(float(value.sum(dtype=torch.float64)) for value in source.values.values()) / weights
-    counts, layers = np.zeros(len(BINS) - 1, dtype=np.int64), {}
-    for name in places:
+        raise DataError(f"{source.label} holds no importance")
+    sizes: dict[LayerGroup, int] = {}
+    sums: dict[LayerGroup, float] = {}
+    for name, group in find_layer_groups(source.values).items():
         value = source.values[name]
-        _add(layers, places[name], value, NEAR_ZERO * mean, _count_capped(source, name))
-        positive = value[value > 0].double().log10().clamp(BINS[0], BINS[-1])
-        counts += np.histogram(positive.numpy(), BINS)[0]
-    made = tuple(Layer(place, *sums) for place, sums in layers.items())
-    top = max(float(value.max()) for value in source.values.values() if value.numel())
-    return Summary(source.label, source.description, source.cap, made, top, counts)
+        sizes[group] = sizes.get(group, 0) + value.numel()
+        sums[group] = sums.get(group, 0.0) + float(value.sum(dtype=torch.float64))
+    flat = torch.cat([value.flatten() for value in source.values.values()])
+    mean = sum(sums.values()) / len(flat)
+    exponents = flat[flat > 0].log10().clamp(BINS[0], BINS[-1])
+    return SourceSummary(
+        source,
+        sizes,
+        sums,
+        largest=float(flat.max()),
+        zero=_percent_of(flat == 0),
+        near_zero=_percent_of(flat <= NEAR_ZERO * mean),
+        capped=math.nan if source.cap is None else _percent_of(flat >= source.cap),
+        histogram=100 * np.histogram(exponents.numpy(), BINS)[0] / len(flat),
+    )
 
 
-def weigh_layers(summaries: Sequence[Summary]) -> dict[Place, float]:
-    """The percent of the weights in each layer of the whole network: a head that grew counts as large as it became."""
-    largest: dict[Place, int] = {}
-    for layer in (layer for each in summaries for layer in each.layers):
-        largest[layer.place] = max(layer.weights, largest.get(layer.place, 0))
-    total = sum(largest.values())
-    return {place: 100 * weights / total for place, weights in largest.items()}
+def list_shares(summaries: Sequence[SourceSummary]) -> list[dict[LayerGroup, float]]:
+    """Return the percent of the weights in each layer group, and of the importance of each source.
+
+    A head counts with as many weights as it has in the end.
+    """
+    largest: dict[LayerGroup, int] = {}
+    for summary in summaries:
+        for group, size in summary.sizes.items():
+            largest[group] = max(size, largest.get(group, 0))
+    return [_to_percent(values) for values in (largest, *(each.sums for each in summaries))]
 
 
-def add_up(shares: Mapping[Place, float]) -> dict[str, float]:
-    """Percents of layers as those of the parts of the network that they belong to."""
-    found: dict[str, float] = {}
-    for place, share in shares.items():
-        found[place.part] = found.get(place.part, 0.0) + share
-    return found
+def add_by_part(shares: Mapping[LayerGroup, float]) -> dict[str, float]:
+    """Return percents of layer groups as those of the parts of the network."""
+    parts: dict[str, float] = {}
+    for group, share in shares.items():
+        parts[group.part] = parts.get(group.part, 0.0) + share
+    return parts
 
 
 @torch.no_grad()
-def compare(sources: Sequence[Source]) -> Overlap:
-    """Cosine and overlap of the top weights of every pair, over what all have in common: a head may have grown."""
-    shared = _share_out(sources)
-    count, total = len(sources), sum(values[0].numel() for values in shared.values())
-    dots, common = np.zeros((count, count)), np.zeros((count, count))
-    limits = [
-        _find_limit([values[number] for values in shared.values()]) for number in range(count)
-    ]
-    for values in shared.values():
-        members = [_belong(value, *limit) for value, limit in zip(values, limits, strict=True)]
-        for a in range(count):
-            for b in range(a, count):
-                dots[a, b] += float(
-                    torch.dot(values[a].flatten().double(), values[b].flatten().double())
-                )
-                common[a, b] += float(
-                    torch.minimum(members[a], members[b]).sum(dtype=torch.float64)
-                )
-    dots, common = (np.triu(matrix) + np.triu(matrix, 1).T for matrix in (dots, common))
-    lengths = np.sqrt(np.diag(dots))
-    with np.errstate(invalid="ignore", divide="ignore"):
-        cosine = dots / np.outer(lengths, lengths)
+def compare_sources(sources: Sequence[Source]) -> Overlap:
+    """Return cosine and overlap of the top weights of every pair, over what all have in common."""
+    vectors = _find_shared(sources)
+    # squares of small numbers would vanish in single precision
+    scaled = F.normalize(vectors / vectors.amax(dim=1, keepdim=True), dim=1)
+    top = torch.stack([_find_top(vector) for vector in vectors])
+    common = torch.stack([torch.minimum(each, top).sum(dim=1) for each in top])
     return Overlap(
-        tuple(source.label for source in sources), total, cosine, common / _count_top(total)
+        [source.label for source in sources],
+        vectors.shape[1],
+        cosine=(scaled @ scaled.T).numpy(),
+        top=(common / common.diag()).numpy(),
     )
+
+
+def tabulate_sources(summaries: Sequence[SourceSummary]) -> Table:
+    """Return how large importance is, and how many weights have none or all they can have."""
+    forms = {"weights": COUNT, "mean": SIGNIFICANT, "largest": SIGNIFICANT}
+    forms |= {"zero %": ".2f", "near zero %": ".2f", "capped %": ".2f"}
+    rows = []
+    notes = [
+        Note("Near zero is at most a thousandth of the mean; capped is at the estimator's cap.")
+    ]
+    for each in summaries:
+        numbers = (each.weights, each.mean, each.largest, each.zero, each.near_zero, each.capped)
+        rows.append(Row(each.label, [Cell(number) for number in numbers]))
+        described = each.source.importance.describe()
+        notes.append(Note(f"{each.label}: {described}", detail=True))
+    columns = [Column("importance")]
+    columns += [Column(name, form) for name, form in forms.items()]
+    return _make_table("importance", "Importance", columns, rows, notes)
+
+
+def tabulate_parts(summaries: Sequence[SourceSummary]) -> Table:
+    """Return percents of the importance by modality or stage, next to those of the weights."""
+    columns = [add_by_part(shares) for shares in list_shares(summaries)]
+    rows = [Row(part, _pick(columns, part)) for part in columns[0]]
+    heads = [Column("part"), *_percent_columns(summaries)]
+    return _make_table("importance-parts", "Importance by part of the network", heads, rows)
+
+
+def tabulate_layers(summaries: Sequence[SourceSummary]) -> Table:
+    """Return percents of the importance by layer, next to those of the weights."""
+    columns = list_shares(summaries)
+    rows = []
+    for group in columns[0]:
+        rows.append(Row(group.layer, [group.part, *_pick(columns, group)]))
+    heads = [Column("layer"), Column("part"), *_percent_columns(summaries)]
+    return _make_table("importance-layers", "Importance by layer", heads, rows)
+
+
+def tabulate_overlap(overlap: Overlap) -> Table:
+    """Return for every pair of sources the cosine, and how many of the top weights are the same."""
+    rows = []
+    for pair in combinations(range(len(overlap.labels)), 2):
+        label = " and ".join(overlap.labels[place] for place in pair)
+        cosine = Cell(overlap.cosine[pair])
+        common = Cell(100 * overlap.top[pair])
+        rows.append(Row(label, [cosine, common]))
+    share = f"{100 * TOP:.0f} %"
+    note = Note(
+        f"Over the {overlap.weights:,} weights that all have. Unrelated ones would have {share} of "
+        "their top weights in common by chance; ties, as at a cap, are shared out."
+    )
+    columns = [
+        Column("pair"),
+        Column("cosine", ".3f"),
+        Column(f"top {share} in common, %", ".1f"),
+    ]
+    return _make_table("importance-overlap", "Overlap between tasks", columns, rows, [note])
+
+
+def _make_table(name: str, title: str, columns: Any, rows: Any, notes: Any = ()) -> Table:
+    return Table(TableKind.IMPORTANCE, name, title, columns, rows, notes)
+
+
+def _percent_columns(summaries: Sequence[SourceSummary]) -> list[Column]:
+    return [Column("weights %"), *(Column(f"{each.label} %") for each in summaries)]
+
+
+def _pick(columns: Sequence[Mapping[Any, float]], key: Any) -> list[Cell]:
+    return [Cell(column.get(key, math.nan)) for column in columns]
+
+
+def _percent_of(chosen: Tensor) -> float:
+    return 100 * int(chosen.sum()) / len(chosen)
+
+
+def _to_percent(values: Mapping[LayerGroup, float]) -> dict[LayerGroup, float]:
+    total = sum(values.values()) or 1.0
+    return {group: 100 * value / total for group, value in values.items()}
 
 
 def _read_path(path: Path) -> list[Source]:
-    if path.is_file():
-        return [_read_file(path)]
-    if not path.is_dir():
-        raise DataError(f"there is no importance at {path}: give a file, or the folder of a run")
-    files = sorted((path / IMPORTANCE).glob("*.safetensors")) or sorted(path.glob("*.safetensors"))
-    if files:
-        return [_read_file(file) for file in files]
-    for checkpoint in list_checkpoints(path / CHECKPOINTS):
-        return [_read_checkpoint(checkpoint, path.name)]
-    raise DataError(
-        f"{path} holds neither a folder {IMPORTANCE}/ nor a checkpoint with a manager's state: "
-        "give a file that Importance.save or ConsolidationManager.save wrote, or run the order again"
-    )
+    files = [path]
+    if path.is_dir():
+        files = sorted((path / IMPORTANCE).glob("*.safetensors"))
+        files = files or sorted(path.glob("*.safetensors"))
+    if not files or not path.exists():
+        raise DataError(
+            f"there is no importance at {path}: give a file that Importance.save wrote, or the "
+            f"folder of a run that has {IMPORTANCE}/"
+        )
+    return [_read_file(file) for file in files]
 
 
 def _read_file(path: Path) -> Source:
-    label = re.sub(r"^\d+-", "", path.stem)  # files of a run are numbered in the order of its tasks
+    # files of a run are numbered in the order of its tasks
+    number, _, name = path.stem.partition("-")
+    label = name if number.isdecimal() and name else path.stem
     try:
-        with safe_open(path, framework="pt") as file:
-            kind = (file.metadata() or {}).get("format")
-    except SafetensorError as error:
-        raise DataError(
-            f"{path} is damaged or no safetensors file ({error}); make it again"
-        ) from None
-    if kind == MEASURED:
-        found = _load(path)
-        return Source(
-            label, found.values, found.describe(), found.estimator.cap if found.estimator else None
-        )
-    if kind != HELD:
-        raise DataError(
-            f"{path} is of the form {kind!r}; what can be looked into is {MEASURED!r} and {HELD!r}"
-        )
-    tensors, about = read_tensors(path, HELD)
-    parts = (name.partition("/") for name in tensors)
-    held = {name: tensors[f"{part}/{name}"] for part, _, name in parts if part == "importance"}
-    return _make_held(label, held, json.loads(about["about"]))
+        return Source(label, Importance.load(path))
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise DataError(f"{path} is not a file of importance, or damaged: {error}") from None
 
 
-def _load(path: Path) -> Importance:
-    try:
-        return Importance.load(path)
-    except ValueError as error:
-        raise DataError(str(error)) from None
-
-
-def _read_checkpoint(path: Path, run: str) -> Source:
-    snapshot = read_checkpoint(path)
-    state = read_method(snapshot)
-    if not state or "importance" not in state:
-        raise DataError(
-            f"{run} is a run of a method that holds no importance; there is nothing to look into"
-        )
-    return _make_held(f"{run} (held)", state["importance"], state["about"])
-
-
-def _make_held(label: str, values: Mapping[str, Tensor], about: Mapping[str, Any]) -> Source:
-    latest = about["history"][-1] if about["history"] else "nothing consolidated"
-    told = f"held by a manager, {len(about['history'])} tasks merged by {about['merge']!r}; the latest: {latest}"
-    return Source(label, values, told, capped=about["capped"] or None)
-
-
-def _count_capped(source: Source, name: str) -> int | None:
-    if source.capped is not None:
-        return round(source.capped.get(name, 0.0) * source.values[name].numel())
-    return None if source.cap is None else int((source.values[name] >= source.cap).sum())
-
-
-def _add(layers: dict, place: Place, value: Tensor, low: float, capped: int | None) -> None:
-    sums = layers.setdefault(place, [0, 0.0, 0, 0, None if capped is None else 0])
-    sums[0] += value.numel()
-    sums[1] += float(value.sum(dtype=torch.float64))
-    sums[2] += int((value == 0).sum())
-    sums[3] += int((value <= low).sum())
-    if capped is not None:
-        sums[4] += capped
-
-
-def _share_out(sources: Sequence[Source]) -> dict[str, list[Tensor]]:
-    """The tensors of all sources, by name, cut to the rows that all have."""
-    shared = {}
+def _find_shared(sources: Sequence[Source]) -> Tensor:
+    """Return the weights that all sources have, [sources, weights], in the rows that all have."""
+    shared = []
     for name in sources[0].values:
         found = [source.values[name] for source in sources if name in source.values]
-        if len(found) < len(sources) or len({value.shape[1:] for value in found}) > 1:
-            continue
-        rows = min(value.shape[0] if value.ndim else 1 for value in found)
-        shared[name] = [value[:rows] if value.ndim else value.reshape(1) for value in found]
+        values = [torch.atleast_1d(value) for value in found]
+        shapes = {value.shape[1:] for value in values}
+        if len(values) == len(sources) and len(shapes) == 1:
+            rows = min(len(value) for value in values)
+            shared.append(torch.stack([value[:rows].flatten() for value in values]))
     if not shared:
         labels = ", ".join(source.label for source in sources)
-        raise DataError(
-            f"{labels} have no parameter in common: they are of different networks and cannot be compared"
-        )
-    return shared
+        raise DataError(f"{labels} have no parameter in common: they are of different networks")
+    return torch.cat(shared, dim=1)
 
 
-def _count_top(total: int) -> int:
-    return max(1, round(TOP * total))
-
-
-def _find_limit(values: Sequence[Tensor]) -> tuple[float, float]:
-    """The importance from which a weight is one of the top ones, and what a weight that has just that counts.
-
-    Where many are tied, as at a cap, each of them is a top weight in part, so that all together are as many as asked.
-    """
-    flat = torch.cat([value.flatten() for value in values])
-    count = _count_top(flat.numel())
-    limit = flat.kthvalue(flat.numel() - count + 1).values
-    above, tied = int((flat > limit).sum()), int((flat == limit).sum())
-    return float(limit), (count - above) / tied
-
-
-def _belong(value: Tensor, limit: float, part: float) -> Tensor:
-    """How much each weight belongs to the top ones, from 0 to 1."""
-    return (value > limit).float() + part * (value == limit).float()
+def _find_top(values: Tensor) -> Tensor:
+    """Return 1 for each top weight; those tied with the last one, as at a cap, share its place."""
+    count = max(1, round(TOP * len(values)))
+    limit = values.kthvalue(len(values) - count + 1).values
+    above = (values > limit).double()
+    tied = (values == limit).double()
+    return above + tied * (count - above.sum()) / tied.sum()

@@ -1,271 +1,299 @@
-"""Runs as reports see them: read from their folders or from a plain matrix of any other toolkit, and grouped."""
+"""Runs as reports see them, read from the folders that `mcit run` writes, with all checks."""
 
 from __future__ import annotations
 
-import re
+import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import yaml
-
-from mcit import metrics
-from mcit.errors import DataError
-from mcit.reports.checks import check_config, check_passport, check_plain, check_scores
-from mcit.reports.foreign import read_json, read_plain, read_text
-from mcit.reports.identity import make_identity, make_key, tell_apart
-from mcit.reports.splits import count_classes, find_split, weigh
+from mcit.config.files import read_yaml
+from mcit.config.parse import parse
+from mcit.errors import ConfigError, DataError
+from mcit.metrics import ScoreMatrix
+from mcit.metrics import to_dict as compute_metrics
+from mcit.reports.experiment import experiment_of
+from mcit.reports.external import read_external, read_json
+from mcit.reports.formats import natural_key
 
 SCORES = "scores.json"
-NEEDED = ("method", "seed", "track", "estimator", "metrics", "seen")
-MATRICES = (".csv", ".tsv", ".txt", ".json")  # endings of files of other toolkits
-BOUNDS = ("joint", "single")  # they see what a continual learner may not: shown, but never the best
+CONFIG = "config.yaml"
+PROVENANCE = "provenance.json"
+# endings of files of other toolkits
+EXTERNAL = (".csv", ".tsv", ".txt", ".json")
+# the track of results that another toolkit made
+ELSEWHERE = "external"
+CHANGED = "was not written by `mcit run`, or was changed since; run it again"
+CLASSES = "efcil"
+
+T = TypeVar("T")
+Matrix = tuple[tuple[float, ...], ...]
 
 
-class NoRun(DataError):
-    """A file or folder that is there, and is not of a run."""
+class NoRunError(DataError):
+    """A file or folder that exists and is not one of a run."""
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """The metrics of scores.json that do not follow from its matrix."""
+
+    A_old: tuple[float | None, ...] = ()
+    knowledge_transfer: tuple[float | None, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The part of scores.json that reports read; other keys are ignored."""
+
+    method: str
+    seed: int | None
+    track: str
+    estimator: str
+    metrics: Mapping[str, Any]
+    tasks: tuple[str, ...]
+    matrix: Matrix
+    seen: tuple[float, ...]
+    chance: tuple[float, ...] | None = None
+    before: tuple[float | None, ...] = ()
+    preset: str | None = None
+    # whether the data are the benchmark that ships with mcit
+    embedded: bool | None = None
+    diagnoses: tuple[str, ...] = ()
+    stiffness: tuple[Mapping[str, float], ...] = ()
+    cost: Mapping[str, float] = field(default_factory=dict)
+    views: Mapping[str, Matrix] = field(default_factory=dict)
+    classifiers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Config:
+    """The part of config.yaml that reports read."""
+
+    order: tuple[str, ...] = ()
+    tasks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Provenance:
+    """The part of provenance.json that reports read."""
+
+    command: tuple[str, ...] = ()
+    packages: Mapping[str, Any] = field(default_factory=dict)
+    experiment: Mapping[str, Any] = field(default_factory=dict)
+    data: Mapping[str, str | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Experiment:
+    """The part of an experiment that reports look into."""
+
+    method: Mapping[str, Any] = field(default_factory=dict)
+    tasks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Run:
-    """One finished or unfinished run. `config` and `passport` are empty for results of other toolkits."""
+    """One finished or unfinished run; `config` and `provenance` are empty for external results."""
 
-    label: str  # of the folder or the file
-    method: str
-    seed: int | None
-    track: str  # mcit, efcil, or foreign
-    matrix: metrics.ScoreMatrix
-    scores: Mapping[str, Any]  # the contents of scores.json
+    label: str
+    scores: Scores
+    matrix: ScoreMatrix
     config: Mapping[str, Any] = field(default_factory=dict)
-    passport: Mapping[str, Any] = field(default_factory=dict)
+    provenance: Mapping[str, Any] = field(default_factory=dict)
     folder: Path | None = None
+    # the classifier these scores are of, if it is not the run's own
+    classifier: str | None = None
+    views: Mapping[str, ScoreMatrix] = field(default_factory=dict)
+    # the same run as its other classifiers scored it
+    others: tuple[Run, ...] = ()
+
+    @property
+    def method(self) -> str:
+        return self.scores.method
+
+    @property
+    def seed(self) -> int | None:
+        return self.scores.seed
+
+    @property
+    def track(self) -> str:
+        return self.scores.track
+
+    @property
+    def external(self) -> bool:
+        return self.track == ELSEWHERE
 
     @property
     def tasks(self) -> tuple[str, ...]:
         return self.matrix.tasks
 
     @property
+    def learned(self) -> int:
+        """The number of tasks learned so far."""
+        return len(self.matrix.rows)
+
+    @property
     def complete(self) -> bool:
-        """Whether every task was learned."""
-        return len(self.matrix.rows) == len(self.matrix.tasks)
-
-    @property
-    def embedded(self) -> bool:
-        """Whether the data are the benchmark that ships with mcit."""
-        return bool(self.scores.get("embedded"))
-
-    @property
-    def metrics(self) -> Mapping[str, Any]:
-        return self.scores["metrics"]
+        return self.learned == len(self.tasks)
 
     @property
     def cost(self) -> Mapping[str, float]:
-        return self.scores.get("cost", {})
-
-
-@dataclass(frozen=True)
-class Group:
-    """Complete runs of one method that differ in their seed only; or one run that is not complete, by itself.
-
-    variant: the method, with what tells it from other groups of the same method and setting: `ewc`, `ewc@300`.
-    setting: the tasks, as the order that was given names them. Groups of one setting can stand in one table.
-    label: the variant, with its setting where the report has several; no two groups of a report share it.
-    """
-
-    method: str
-    runs: tuple[Run, ...]
-    variant: str = ""
-    setting: str = ""
-    label: str = ""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "variant", self.variant or self.method)
-        object.__setattr__(self, "setting", self.setting or _name_setting(self.runs[0]))
-        object.__setattr__(self, "label", self.label or self.variant)
+        return self.scores.cost
 
     @property
-    def tasks(self) -> tuple[str, ...]:
-        return self.runs[0].tasks
+    def classes(self) -> tuple[int, ...] | None:
+        """How many classes each task brings, in class-incremental runs."""
+        chance = self.scores.chance
+        if self.track != CLASSES or not chance or min(chance) <= 0:
+            return None
+        # chance is that of guessing among all classes seen
+        totals = [0, *(round(100 / level) for level in chance)]
+        sizes = tuple(later - earlier for earlier, later in pairwise(totals))
+        return sizes if min(sizes) > 0 else None
 
-    @property
-    def complete(self) -> bool:
-        return all(run.complete for run in self.runs)
+    @cached_property
+    def experiment(self) -> dict[str, Any]:
+        """All that decided its results except for the seed; empty for external results."""
+        return experiment_of(self.config, self.provenance)
 
-    @property
-    def ranked(self) -> bool:
-        """Whether the group may be called best: complete, and no upper bound."""
-        return self.complete and self.method not in BOUNDS
-
-    @property
-    def seeds(self) -> list[int | None]:
-        return [run.seed for run in self.runs]
+    @cached_property
+    def metrics(self) -> dict[str, Any]:
+        """All metrics, computed from the matrix by one definition for every run of a report."""
+        values = compute_metrics(self.matrix)["metrics"]
+        transfer = self.scores.metrics.get("knowledge_transfer")
+        if transfer is not None and self.classifier is None:
+            values["knowledge_transfer"] = transfer
+        if self.scores.chance is None and not self.matrix.class_incremental:
+            # forgetting transfer is measured from chance, which an external file may not state
+            rows = values["forgetting_transfer"]
+            values["forgetting_transfer"] = [[None] * len(row) for row in rows]
+            values["forgetting_transfer_average"] = [None] * len(rows)
+        return values
 
 
 def read_runs(paths: Iterable[str | Path], skipped: list[str] | None = None) -> list[Run]:
-    """Return the runs of folders, of folders that hold several, and of CSV or JSON files; each once, in order.
+    """Return the runs of folders, of folders that hold several, and of external files, once each.
 
-    With `skipped`, what is among several paths and no run is left out, and that list is told why: `runs/*` names an
-    earlier report too.
+    With `skipped`, a path among several that holds no run is left out and the reason is added to
+    that list: `runs/*` includes the folder of an earlier report.
     """
-    listed = [Path(path) for path in paths]
-    found: dict[Path, Path] = {}
-    for path in listed:
+    given = [Path(path) for path in paths]
+    files: dict[Path, Path] = {}
+    for path in given:
         try:
-            found |= {file.resolve(): file for file in _find_files(path)}
-        except NoRun as error:
-            if skipped is None or len(listed) == 1:
+            files |= {file.resolve(): file for file in _find_files(path)}
+        except NoRunError as error:
+            if skipped is None or len(given) == 1:
                 raise
             skipped.append(str(error))
-    if not found and skipped:
-        raise DataError(
-            "there is no run among what was given:" + "".join(f"\n  - {line}" for line in skipped)
-        )
-    if not found:
-        raise DataError(
-            "there is nothing to report on: give the folder of a run, or a CSV or JSON file of scores"
-        )
-    runs = [
-        read_run(file.parent) if file.name == SCORES else read_foreign(file)
-        for file in found.values()
-    ]
-    count = Counter(run.label for run in runs)
-    return [
-        replace(run, label="/".join(place.parts[-2:]))
-        if count[run.label] > 1 and run.folder
-        else run
-        for run, place in zip(runs, (file.parent for file in found), strict=True)
-    ]
-
-
-def group_runs(runs: Sequence[Run]) -> list[Group]:
-    """The runs by setting, by method and by all of their configuration but the seed, in order of first appearance."""
-    found: dict[Any, list[Run]] = {}
-    for number, run in enumerate(runs):
-        alone = None if run.complete else number
-        found.setdefault(
-            (_find_setting(run, runs), run.method, _find_identity(run), alone), []
-        ).append(run)
-    settings = dict(
-        zip(*_name_settings([(key[0], members[0]) for key, members in found.items()]), strict=True)
-    )
-    groups = [
-        Group(key[1], tuple(members), setting=settings[key[0]]) for key, members in found.items()
-    ]
-    named = _name_variants(groups)
-    several = len({group.setting for group in named}) > 1
-    return [
-        replace(group, label=f"{group.variant} on {group.setting}" if several else group.variant)
-        for group in named
-    ]
-
-
-def split_settings(groups: Sequence[Group]) -> dict[str, list[Group]]:
-    """The groups of each setting, in order of first appearance."""
-    found: dict[str, list[Group]] = {}
-    for group in groups:
-        found.setdefault(group.setting, []).append(group)
-    return found
+    if not files:
+        raise DataError(_explain_nothing(skipped or []))
+    runs = [_read_file(file) for file in files.values()]
+    names = Counter(run.label for run in runs)
+    for place, run in enumerate(runs):
+        # folders of the same name are told apart by those that they are in
+        if names[run.label] > 1 and run.folder is not None:
+            runs[place] = replace(run, label="/".join(run.folder.resolve().parts[-2:]))
+    return runs
 
 
 def read_run(folder: Path) -> Run:
-    """The run in a folder that holds `scores.json`."""
+    """Return the run in a folder that holds scores.json; raise a DataError if it is damaged."""
     path = folder / SCORES
-    scores = read_json(path)
-    missing = [name for name in NEEDED if name not in scores]
-    if missing:
-        listed = ", ".join(missing)
-        raise DataError(
-            f"{path} has no {listed}: it was not written by `mcit run`, or not to its end; run it again"
-        )
-    check_scores(path, scores)
+    run = make_run(folder.name, check_scores(read_json(path), path), path)
+    config = _read_config(folder / CONFIG)
+    provenance = _read_provenance(folder / PROVENANCE)
+    others = [
+        replace(other, config=config, provenance=provenance, folder=folder) for other in run.others
+    ]
+    return replace(run, config=config, provenance=provenance, folder=folder, others=tuple(others))
+
+
+def check_scores(data: Mapping[str, Any], path: Path) -> Scores:
+    """Return the contents of scores.json as typed fields, or raise a DataError with all faults."""
+    scores = _check(Scores, data, path)
+    _check(Metrics, scores.metrics, path, where="metrics")
+    rows = len(scores.matrix)
+    if len(scores.seen) != rows:
+        raise DataError(f"{path}: 'seen' must have {rows} items, found {len(scores.seen)}")
+    return scores
+
+
+def make_run(label: str, scores: Scores, path: Path = Path(SCORES)) -> Run:
+    """Return a run with these scores, with its views and its other classifiers."""
+    chance = scores.chance or (0.0,) * len(scores.tasks)
+    shared = {"track": scores.track, "tasks": scores.tasks, "chance": chance}
+    own = {"matrix": scores.matrix, "seen": scores.seen, "metrics": scores.metrics}
     try:
-        matrix = metrics.ScoreMatrix.from_dict(scores)
-    except (KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{path} is no matrix of scores: {error}") from None
-    scores = {
-        "diagnoses": [],
-        "stiffness": [],
-        "cost": {},
-        **scores,
-        "metrics": _recompute_metrics(matrix, scores),
-    }
-    config, passport = {}, {}
-    if (folder / "config.yaml").is_file():
-        config = _read_config(folder / "config.yaml")
-        check_config(folder / "config.yaml", config)
-    if (folder / "passport.json").is_file():
-        passport = read_json(folder / "passport.json")
-        check_passport(folder / "passport.json", passport)
-    return Run(
-        folder.name,
-        scores["method"],
-        scores["seed"],
-        track=scores["track"],
-        matrix=matrix,
-        scores=scores,
-        config=config,
-        passport=passport,
-        folder=folder,
-    )
+        matrix = ScoreMatrix.from_dict({**shared, "before": scores.before, **own})
+        views = {
+            name: ScoreMatrix(scores.tasks, chance, rows) for name, rows in scores.views.items()
+        }
+        others = [
+            Run(label, scores, ScoreMatrix.from_dict({**shared, **entry}), classifier=name)
+            for name, entry in scores.classifiers.items()
+        ]
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{path} is not a matrix of scores: {error}") from None
+    return Run(label, scores, matrix, views=views, others=tuple(others))
 
 
-def _recompute_metrics(matrix: metrics.ScoreMatrix, scores: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the metrics of a matrix as they are defined now, for a run of an earlier version may have others.
-
-    What does not follow from the matrix, such as knowledge transfer, is as it was written.
-    """
-    recorded = scores["metrics"]
-    found = {**recorded, **metrics.to_dict(matrix)["metrics"]}
-    if "A_old" not in recorded:
-        found["A_old"] = _average_old(matrix)
-    return found
-
-
-def read_foreign(path: Path) -> Run:
-    """The plain matrix of another toolkit (see `mcit.reports.foreign`); what it does not state is not made up."""
-    data = read_plain(path)
-    check_plain(path, data)
-    stated = data["chance"] is not None
-    chance = data["chance"] if stated else [0.0] * len(data["tasks"])
+def _check(
+    cls: type[T], data: Mapping[str, Any], path: Path, where: str = "", fault: str = CHANGED
+) -> T:
+    """Return the fields of `cls` that a file holds, or raise a DataError if their types differ."""
+    known = cls.__annotations__.keys() & data.keys()
     try:
-        pooled = find_split(data["tasks"]) is not None
-        matrix = metrics.ScoreMatrix(
-            data["tasks"], chance, data["matrix"], class_incremental=pooled
-        )
-        sizes = count_classes(matrix.tasks)
-        seen = data.get("seen") or [weigh(row, sizes) for row in matrix.rows]
-        matrix = replace(matrix, seen=seen, old=_average_old(matrix))
-    except (TypeError, ValueError) as error:
-        raise DataError(f"{path} is no matrix of scores: {error}") from None
-    scores = {
-        "method": data["method"],
-        "seed": data["seed"],
-        "track": "foreign",
-        "estimator": "not stated",
-    }
-    scores |= {
-        "diagnoses": [],
-        "stiffness": [],
-        "cost": {},
-        "file": path.name,
-        **metrics.to_dict(matrix),
-    }
-    if not stated:
-        scores["chance"] = None
-    if not stated and not matrix.class_incremental:
-        # forgetting is measured from the chance level
-        losses = scores["metrics"]["forgetting_transfer"]
-        scores["metrics"]["forgetting_transfer"] = [[None] * len(row) for row in losses]
-        scores["metrics"]["forgetting_transfer_average"] = [None] * len(losses)
-    return Run(path.stem, data["method"], data["seed"], "foreign", matrix, scores)
+        # half of a surrogate pair, which JSON can spell, cannot be written or printed
+        json.dumps(data, ensure_ascii=False, default=str).encode()
+        return parse(cls, {key: data[key] for key in known}, where)
+    except UnicodeEncodeError as error:
+        problem = f"it holds half of a character: {error.object[error.start]!r}"
+    except ConfigError as error:
+        problem = "; ".join(error.problems)
+    raise DataError(f"{path} {fault}: {problem}")
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    """Return the configuration of a run; empty if the file is not there."""
+    if not path.is_file():
+        return {}
+    try:
+        config = read_yaml(path)
+    except ConfigError as error:
+        raise DataError(error) from None
+    return config | vars(_check(_Config, config, path))
+
+
+def _read_provenance(path: Path) -> dict[str, Any]:
+    """Return the provenance of a run; empty if the file is not there."""
+    if not path.is_file():
+        return {}
+    provenance = read_json(path)
+    known = _check(_Provenance, provenance, path)
+    _check(_Experiment, known.experiment, path, where="experiment")
+    return provenance | vars(known)
+
+
+def _read_file(path: Path) -> Run:
+    if path.name == SCORES:
+        return read_run(path.parent)
+    about = {"track": ELSEWHERE, "estimator": "how it was made is not stated", "metrics": {}}
+    data = {"seen": [], **read_external(path), **about}
+    scores = _check(Scores, data, path, fault="is not a matrix of scores")
+    return make_run(path.stem, scores, path)
 
 
 def _find_files(path: Path) -> list[Path]:
     if path.is_file():
-        if path.name != SCORES and path.suffix.lower() not in MATRICES:
-            raise NoRun(f"{path} is no matrix of scores: such files end in {', '.join(MATRICES)}")
+        if path.name != SCORES and path.suffix.lower() not in EXTERNAL:
+            endings = ", ".join(EXTERNAL)
+            raise NoRunError(f"{path} is not a matrix of scores: such files end in {endings}")
         return [path]
     if not path.is_dir():
         raise DataError(
@@ -273,105 +301,19 @@ def _find_files(path: Path) -> list[Path]:
         )
     if (path / SCORES).is_file():
         return [path / SCORES]
-    found = sorted(path.rglob(SCORES), key=_count_up)
-    if not found:
-        reason = f", for there is no {SCORES} in it or below it; give the folder of a run"
-        if (path / "config.yaml").is_file():
-            reason = ": no task of it is finished yet; give it again when one is"
-        raise NoRun(f"{path} holds no run{reason}")
-    return found
+    files = sorted(path.rglob(SCORES), key=natural_key)
+    if files:
+        return files
+    if (path / CONFIG).is_file():
+        raise NoRunError(
+            f"{path} holds no run: none of its tasks is finished yet; give it when one is"
+        )
+    raise NoRunError(
+        f"{path} holds no run: there is no {SCORES} in it or below it; give the folder of a run"
+    )
 
 
-def _count_up(path: Path) -> list[Any]:
-    """A key that puts seed9 before seed10."""
-    return [
-        (int(part), "") if part.isdecimal() else (-1, part)
-        for part in re.split(r"(\d+)", str(path))
-    ]
-
-
-def _find_identity(run: Run) -> Any:
-    return make_key(make_identity(run.config, run.passport)) if run.config else run.track
-
-
-def _find_setting(run: Run, runs: Sequence[Run]) -> tuple[tuple[str, ...], bool]:
-    """The tasks, and whether they are embedded; foreign results are taken to be of the one kind that is there."""
-    if run.track != "foreign":
-        return run.tasks, run.embedded
-    kinds = {
-        other.embedded for other in runs if other.track != "foreign" and other.tasks == run.tasks
-    }
-    return run.tasks, kinds == {True}
-
-
-def _name_settings(settings: Sequence[tuple[Any, Run]]) -> tuple[list[Any], list[str]]:
-    """The distinct settings and a name for each."""
-    first: dict[Any, Run] = {}
-    for key, run in settings:
-        if key not in first or (first[key].track == "foreign" and run.track != "foreign"):
-            first[key] = run  # one of our own knows how the order was given
-    names = [_name_setting(run) for run in first.values()]
-    tasks = [key[0] for key in first]
-    names = [
-        f"{n}, {'embedded' if k[1] else 'real'}" if tasks.count(k[0]) > 1 else n
-        for n, k in zip(names, first, strict=True)
-    ]
-    seen: Counter[str] = Counter()
-    for number, name in enumerate(names):
-        seen[name] += 1
-        names[number] = name if seen[name] == 1 else f"{name} ({seen[name]})"
-    return list(first), names
-
-
-def _name_setting(run: Run) -> str:
-    if run.config.get("order"):
-        return ",".join(run.config["order"])
-    split = find_split(run.tasks)
-    return ",".join(run.tasks) if split is None else split.order
-
-
-def _name_variants(groups: Sequence[Group]) -> list[Group]:
-    """The groups with the words that tell them from others of their method and setting."""
-    variants: dict[int, str] = {}
-    for key in dict.fromkeys((group.setting, group.method) for group in groups):
-        first = {
-            n: group.runs[0]
-            for n, group in enumerate(groups)
-            if (group.setting, group.method) == key
-        }
-        own = {number: run for number, run in first.items() if run.config}
-        suffixes = tell_apart([make_identity(run.config, run.passport) for run in own.values()])
-        named = {
-            number: run.method + suffix
-            for (number, run), suffix in zip(own.items(), suffixes, strict=True)
-        }
-        taken: set[str] = set()
-        for number, run in first.items():
-            variant = named.get(number, run.method) + _describe_state(run)
-            clash = variant in taken or (own and number not in own)  # our own keep the plain name
-            variants[number] = f"{variant} ({run.label})" if clash else variant
-            taken.add(variants[number])
-    return [replace(group, variant=variants[number]) for number, group in enumerate(groups)]
-
-
-def _describe_state(run: Run) -> str:
-    if run.complete:
-        return ""
-    seed = "" if run.seed is None else f"seed {run.seed}, "
-    return f" ({seed}{len(run.matrix.rows)} of {len(run.tasks)} tasks)"
-
-
-def _average_old(matrix: metrics.ScoreMatrix) -> list[float | None]:
-    """A_old of scores that do not tell it: over all earlier classes, as if all had as many images."""
-    sizes = count_classes(matrix.tasks)
-    return [weigh(row[:-1], sizes) if len(row) > 1 else None for row in matrix.rows]
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    try:
-        config = yaml.safe_load(read_text(path))
-    except yaml.YAMLError as error:
-        raise DataError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(config, dict):
-        raise DataError(f"{path} must hold one mapping, found a {type(config).__name__}")
-    return config
+def _explain_nothing(skipped: list[str]) -> str:
+    if not skipped:
+        return "nothing to report on: give the folder of a run, or a CSV or JSON file of scores"
+    return "none of the paths holds a run:" + "".join(f"\n  - {line}" for line in skipped)

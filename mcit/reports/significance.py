@@ -1,266 +1,260 @@
-"""Tables of whether methods differ: mean ranks with their critical difference, and paired differences."""
+"""Whether methods differ: mean ranks (Friedman, Nemenyi) and paired differences. Higher is better.
+
+Scores are [blocks, methods]. A block is a setting, or a seed of the only setting, in which all
+methods were measured. See Demsar, Statistical comparisons of classifiers over multiple data sets,
+JMLR 2006, https://jmlr.org/papers/v7/demsar06a.html
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from mcit.reports import statistics
-from mcit.reports.cells import average
-from mcit.reports.formats import Table
-from mcit.reports.runs import Group, split_settings
-from mcit.reports.splits import find_split
+import numpy as np
+from scipy import stats
 
-METRICS = ("A_last", "A_avg")
-MOST = 6  # methods up to which every pair is shown
+from mcit.reports.formats import (
+    COUNT,
+    P_VALUE,
+    Cell,
+    Column,
+    Content,
+    Note,
+    Row,
+    Table,
+    TableKind,
+)
+from mcit.reports.groups import Group, Groups, average, split_settings
+from mcit.reports.runs import Run
+from mcit.reports.tables import mark_best, read_average, read_last
+
 LEVEL = 0.05
+# methods up to which every pair is compared
+MOST = 6
+# blocks below which the approximations behind the tests are rough
+FEW = 10
+# groups that were measured in fewer blocks than this share of the most are left out
+SHARE = 0.75
+MEASURES = {"A_last": read_last, "A_avg": read_average}
+TESTS = {"seeds": "the exact test of sign flips", "settings": "Wilcoxon's signed ranks"}
 
-Blocks = dict[str, Mapping[str, float]]  # by block: the metrics
+Scores = Sequence[Sequence[float]] | np.ndarray
 
 
-@dataclass(frozen=True)
-class Ranking:
-    """Mean ranks of methods by A_avg over blocks, and how far apart they must be to differ."""
+def average_ranks(scores: Scores) -> np.ndarray:
+    """Return the mean rank of each method over the blocks, 1 for the best; ties share ranks."""
+    return stats.rankdata(-np.asarray(scores, dtype=float), axis=1).mean(axis=0)
 
-    methods: list[str]
-    ranks: list[float]
-    difference: float
-    blocks: int
-    kind: str
+
+def critical_difference(methods: int, blocks: int, alpha: float = LEVEL) -> float:
+    """Return Nemenyi's difference: mean ranks at least this far apart differ."""
+    quantile = stats.studentized_range.ppf(1 - alpha, methods, np.inf) / math.sqrt(2)
+    return float(quantile * math.sqrt(methods * (methods + 1) / (6 * blocks)))
+
+
+def friedman_p(scores: Scores) -> float:
+    """Return Friedman's p value that no method ranks consistently above another."""
+    # the statistic of nothing but ties is 0 / 0
+    with np.errstate(invalid="ignore"):
+        p_value = stats.friedmanchisquare(*np.asarray(scores, dtype=float).T).pvalue
+    return float(np.nan_to_num(p_value, nan=1.0))
+
+
+def sign_flip_test(differences: Sequence[float]) -> float:
+    """Return the two-sided p value of paired differences, exact for up to 13 of them."""
+    found = stats.permutation_test(
+        (np.asarray(differences, dtype=float),),
+        np.mean,
+        permutation_type="samples",
+        n_resamples=9999,
+        rng=np.random.default_rng(0),
+    )
+    return float(found.pvalue)
+
+
+def wilcoxon_test(differences: Sequence[float]) -> float:
+    """Return the two-sided p value of Wilcoxon's signed ranks; equal pairs are left out."""
+    if not any(differences):
+        return 1.0
+    return float(stats.wilcoxon(differences).pvalue)
+
+
+def bootstrap_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return the 95 % percentile interval of the mean; it needs at least two values."""
+    rng = np.random.default_rng(0)
+    found = stats.bootstrap((values,), np.mean, method="percentile", rng=rng)
+    return float(found.confidence_interval.low), float(found.confidence_interval.high)
+
+
+def adjust_holm(p_values: Sequence[float]) -> list[float]:
+    """Return Holm's p values, which keep the risk of any false alarm among several tests."""
+    values = np.asarray(p_values, dtype=float)
+    order = values.argsort()
+    factors = np.arange(len(values), 0, -1)
+    adjusted = np.empty_like(values)
+    adjusted[order] = np.maximum.accumulate(np.minimum(1, factors * values[order]))
+    return adjusted.tolist()
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What methods scored in blocks: in settings (means over seeds), or with the seeds of one setting."""
+    """The scores of groups in blocks: settings, or the seeds of one setting."""
 
-    kind: str  # settings, or seeds
-    scores: Mapping[str, Blocks]  # by method
-    datasets: Mapping[str, str] | None = None  # by setting
-    left_out: tuple[str, ...] = ()  # methods that were run in some settings only
+    kind: str
+    groups: list[Group]
+    blocks: list[str]
+    # by measure, [blocks, groups]
+    scores: dict[str, np.ndarray]
+    # what the tests cannot know
+    limits: list[Note]
 
-    def common(self, methods: Sequence[str]) -> list[str]:
-        """The blocks in which all of these methods were measured."""
-        return [
-            block
-            for block in self.scores[methods[0]]
-            if all(block in self.scores[name] for name in methods)
-        ]
+    @property
+    def ranks(self) -> np.ndarray:
+        """The mean ranks of the groups by A_avg."""
+        return average_ranks(self.scores["A_avg"])
 
-    def table(self, metric: str, methods: Sequence[str]) -> list[list[float]]:
-        """The scores of methods in their common blocks. [blocks, methods]"""
-        return [
-            [self.scores[name][block][metric] for name in methods] for block in self.common(methods)
-        ]
+    @property
+    def difference(self) -> float:
+        """How far apart mean ranks must be to differ."""
+        return critical_difference(len(self.groups), len(self.blocks))
+
+    @property
+    def has_ranks(self) -> bool:
+        return len(self.groups) > 2
 
 
-def compare_groups(groups: Sequence[Group]) -> Comparison | None:
-    """Complete groups by settings where there are several, else by seeds; None where there is nothing to compare."""
+def compare(groups: Groups) -> Comparison | None:
+    """Return the scores by settings if there are several, else by seeds; None if they are few."""
     settings = split_settings([group for group in groups if group.ranked])
-    scores: dict[str, Blocks] = {}
-    if len(settings) > 1:
-        for setting, members in settings.items():
-            for group in members:
-                means = {
-                    metric: average([run.metrics[metric] for run in group.runs])
-                    for metric in METRICS
-                }
-                scores.setdefault(group.variant, {})[setting] = means
-        splits = {setting: find_split(members[0].tasks) for setting, members in settings.items()}
-        datasets = {
-            setting: split.dataset if split else setting for setting, split in splits.items()
-        }
-        kept = _keep_whole(scores)
-        left_out = tuple(name for name in scores if name not in kept)
-        return Comparison("settings", kept, datasets, left_out) if len(kept) > 1 else None
-    for group in next(iter(settings.values()), []):
-        scores[group.variant] = {
-            str(run.seed): run.metrics for run in group.runs if run.seed is not None
-        }
-    return Comparison("seeds", scores) if len(scores) > 1 else None
-
-
-def _keep_whole(scores: Mapping[str, Blocks]) -> dict[str, Blocks]:
-    """The methods that were run in as many settings as any; all, where that is but one: it has nothing to face.
-
-    One that was run here and there would leave all others without a setting in common.
-    """
-    most = max((len(blocks) for blocks in scores.values()), default=0)
-    whole = {name: blocks for name, blocks in scores.items() if len(blocks) == most}
-    return whole if len(whole) > 1 else dict(scores)
-
-
-def make_significance_tables(groups: Sequence[Group]) -> list[Table]:
-    """Mean ranks and paired differences, as far as there are methods and blocks enough for either."""
-    found = compare_groups(groups)
-    return [] if found is None else [*tabulate_ranks(found), *tabulate_pairs(found)]
-
-
-def rank_groups(groups: Sequence[Group]) -> Ranking | None:
-    """The mean ranks of at least three methods over at least two common blocks; None where there are fewer."""
-    found = compare_groups(groups)
-    methods = list(found.scores) if found else []
-    blocks = len(found.common(methods)) if found else 0
-    if len(methods) < 3 or blocks < 2:
+    kind = "settings" if len(settings) > 1 else "seeds"
+    runs: dict[tuple[str, str], list[Run]] = {}
+    first: dict[str, Group] = {}
+    for setting, members in settings.items():
+        for group in members:
+            first.setdefault(group.name, group)
+            for run in group.runs:
+                block = setting.name if kind == "settings" else run.seed
+                if block is not None:
+                    runs.setdefault((group.name, str(block)), []).append(run)
+    count = Counter(name for name, _ in runs)
+    most = max(count.values(), default=0)
+    names = [name for name in first if count[name] >= SHARE * most]
+    every = dict.fromkeys(block for _, block in runs)
+    blocks = [block for block in every if all((name, block) in runs for name in names)]
+    if len(names) < 2 or len(blocks) < 2:
         return None
-    ranks = [float(value) for value in statistics.average_ranks(found.table("A_avg", methods))]
-    difference = statistics.critical_difference(len(methods), blocks, LEVEL)
-    return Ranking(methods, ranks, difference, blocks, found.kind)
+    scores = {}
+    for measure, read in MEASURES.items():
+        scores[measure] = np.empty((len(blocks), len(names)))
+        for row, block in enumerate(blocks):
+            for column, name in enumerate(names):
+                values = [read(run) for run in runs[name, block]]
+                scores[measure][row, column] = average(values)
+    left_out = [name for name in first if name not in names]
+    datasets = {setting.dataset for setting in settings}
+    limits = _find_limits(kind, len(blocks), len(datasets), left_out)
+    return Comparison(kind, [first[name] for name in names], blocks, scores, limits=limits)
 
 
-def tabulate_ranks(found: Comparison) -> list[Table]:
-    """Mean ranks of at least three methods over at least two common blocks, with the tests that go with them."""
-    methods = list(found.scores)
-    blocks = found.common(methods)
-    if len(methods) < 3 or len(blocks) < 2:
+def make_significance_tables(comparison: Comparison | None) -> list[Table]:
+    """Return mean ranks of three or more groups, and paired differences."""
+    if comparison is None:
         return []
-    tables = {metric: found.table(metric, methods) for metric in METRICS}
-    ranks = {
-        metric: [float(value) for value in statistics.average_ranks(table)]
-        for metric, table in tables.items()
-    }
-    order = sorted(range(len(methods)), key=lambda method: ranks["A_avg"][method])
-    values = [[None, *(ranks[metric][method] for metric in METRICS)] for method in order]
-    rows = [
-        [methods[m], *(f"{value:.2f}" for value in row[1:])]
-        for m, row in zip(order, values, strict=True)
-    ]
-    difference = statistics.critical_difference(len(methods), len(blocks), LEVEL)
-    notes = [f"1 is best; ties share their ranks. {len(blocks)} {found.kind}: {', '.join(blocks)}."]
-    for metric in METRICS:
-        notes.append(f"{metric}: {_describe_friedman(statistics.friedman(tables[metric]))}")
-        notes.append(f"{metric}: {_describe_nemenyi(methods, ranks[metric], difference)}")
-    datasets = [found.datasets[block] for block in blocks] if found.datasets else None
-    notes += statistics.warn_about_blocks(found.kind, len(blocks), datasets)
-    notes += [*_tell_left_out(found), *([_limit_seeds()] if found.kind == "seeds" else [])]
-    best = frozenset(
-        (row, column)
-        for column in (1, 2)
-        for row in range(len(rows))
-        if values[row][column] == min(v[column] for v in values)
-    )
-    header = ["method", *(f"mean rank by {metric}" for metric in METRICS)]
-    return [
-        Table(
-            "ranks",
-            f"Mean ranks over {len(blocks)} {found.kind}",
-            header,
-            rows,
-            notes,
-            best,
-            values,
-        )
-    ]
+    tables = [_tabulate_pairs(comparison)]
+    if comparison.has_ranks:
+        tables.insert(0, _tabulate_ranks(comparison))
+    return tables
 
 
-def tabulate_pairs(found: Comparison) -> list[Table]:
-    """Paired differences of methods over the blocks that each pair has in common, at least two."""
-    pairs = [pair for pair in _choose_pairs(found) if len(found.common(pair)) > 1]
-    if not pairs:
-        return []
-    columns = {metric: _compare_pairs(found, metric, pairs) for metric in METRICS}
-    header = [
-        "pair",
-        "n",
-        *(
-            f"{metric} {word}"
-            for metric in METRICS
-            for word in ("difference", "95 % interval", "p")
+def _tabulate_ranks(comparison: Comparison) -> Table:
+    ranks = [average_ranks(scores) for scores in comparison.scores.values()]
+    rows = []
+    for place in comparison.ranks.argsort(kind="stable"):
+        group = comparison.groups[place]
+        cells = [Cell(float(column[place])) for column in ranks]
+        rows.append(Row(group.name, cells, group.paper_name, ranked=True))
+    count = f"{len(comparison.blocks)} {comparison.kind}"
+    difference = f"{comparison.difference:.3f}"
+    notes = [
+        Note(f"1 is best; ties share their ranks. {count}: {', '.join(comparison.blocks)}."),
+        Note(
+            f"Nemenyi's critical difference at {LEVEL:g} is {difference}: mean ranks that are "
+            "closer than that are not told apart.",
+            latex=f"Nemenyi's critical difference at {LEVEL:g}: {difference}.",
         ),
     ]
+    friedman = friedman_p(comparison.scores["A_avg"])
+    notes.append(Note(f"Friedman's p that all rank the same by A_avg is {friedman:.2g}."))
+    columns = [Column("method"), *(Column(name, context="mean rank by") for name in MEASURES)]
+    marked = mark_best(rows, range(len(MEASURES)), best=min)
+    notes += comparison.limits
+    title = f"Mean ranks over {count}"
+    return Table(TableKind.RANKS, "ranks", title, columns, marked, notes)
+
+
+def _tabulate_pairs(comparison: Comparison) -> Table:
+    kind = comparison.kind
+    means = comparison.scores["A_last"].mean(axis=0)
+    order = (-means).argsort(kind="stable")
+    pairs = list(combinations(order, 2))
+    if len(order) > MOST:
+        # the best with each other one
+        pairs = pairs[: len(order) - 1]
+    test = sign_flip_test if kind == "seeds" else wilcoxon_test
     rows = []
-    for number, pair in enumerate(pairs):
-        cells = [cell for metric in METRICS for cell in columns[metric][number]]
-        rows.append([f"{pair[0]} vs {pair[1]}", str(len(found.common(pair))), *cells])
-    return [
-        Table(
-            "pairs",
-            f"Paired differences over {found.kind}",
-            header,
-            rows,
-            _describe_pairs(found, pairs),
-        )
+    for measure, scores in comparison.scores.items():
+        listed = [scores[:, first] - scores[:, second] for first, second in pairs]
+        p_values = adjust_holm([test(differences) for differences in listed])
+        for pair, differences, p_value in zip(pairs, listed, p_values, strict=True):
+            first, second = (comparison.groups[place] for place in pair)
+            low, high = bootstrap_interval(differences)
+            numbers = (len(differences), differences.mean(), low, high, p_value)
+            cells: list[Content] = [measure, *(Cell(float(number)) for number in numbers)]
+            paper = f"{first.paper_name} vs {second.paper_name}"
+            rows.append(Row(f"{first.name} vs {second.name}", cells, paper))
+    columns = [
+        Column("pair"),
+        Column("measure"),
+        Column("n", COUNT),
+        Column("difference", "+.2f"),
+        Column("95 % low", "+.2f"),
+        Column("95 % high", "+.2f"),
+        Column("p", P_VALUE),
     ]
-
-
-def _choose_pairs(found: Comparison) -> list[tuple[str, str]]:
-    """All pairs of a few methods, the one that is better on average first; of many, the best with each other."""
-    means = {
-        name: average([block["A_last"] for block in blocks.values()]) or 0.0
-        for name, blocks in found.scores.items()
-    }
-    order = sorted(means, key=lambda name: -means[name])
-    return (
-        list(combinations(order, 2))
-        if len(order) <= MOST
-        else [(order[0], name) for name in order[1:]]
-    )
-
-
-def _compare_pairs(
-    found: Comparison, metric: str, pairs: Sequence[tuple[str, str]]
-) -> list[list[str]]:
-    listed = [[a - b for a, b in found.table(metric, pair)] for pair in pairs]
-    test = statistics.sign_flip_test if found.kind == "seeds" else statistics.wilcoxon_test
-    p_values = statistics.adjust_holm([test(differences) for differences in listed])
-    cells = []
-    for differences, p_value in zip(listed, p_values, strict=True):
-        low, high = statistics.bootstrap_interval(differences)
-        mean = average(differences)
-        cells.append(
-            [
-                f"{mean:+.2f}",
-                f"{low:+.2f} to {high:+.2f}",
-                f"{p_value:.3f}" if p_value >= 0.001 else "below 0.001",
-            ]
-        )
-    return cells
-
-
-def _describe_pairs(found: Comparison, pairs: Sequence[tuple[str, str]]) -> list[str]:
-    counts = [len(found.common(pair)) for pair in pairs]
-    names = {"seeds": "the exact test of sign flips", "settings": "Wilcoxon's signed ranks"}
     notes = [
-        f"First minus second, in points, paired by {found.kind[:-1]}; p is two-sided, by {names[found.kind]}, adjusted "
-        f"for the number of comparisons after Holm; the interval is a bootstrap of the mean over {found.kind}."
+        Note(
+            f"First minus second, in points, paired by {kind[:-1]}; p is two-sided, by "
+            f"{TESTS[kind]}, adjusted after Holm; the interval is a bootstrap over {kind}.",
+            latex=f"Differences in points; two-sided $p$ by {TESTS[kind]}, adjusted after Holm; "
+            f"bootstrap interval over {kind}.",
+        ),
     ]
-    least = min(1.0, len(pairs) * statistics.least_p(max(counts)))  # as Holm's first step has it
+    # the smallest p that differences of one sign have, times Holm's first factor
+    least = min(1.0, len(pairs) * 2.0 ** (1 - len(comparison.blocks)))
     if least >= LEVEL:
-        what = (
-            f"{max(counts)} {found.kind} and {len(pairs)} comparison{'s' if len(pairs) > 1 else ''}"
+        count = f"{len(comparison.blocks)} {kind} and {len(pairs)} comparisons"
+        text = f"{count} cannot give a p below {least:g}: nothing here can be significant."
+        notes.append(Note(text))
+    notes += comparison.limits
+    title = f"Paired differences over {kind}"
+    return Table(TableKind.PAIRS, "pairs", title, columns, rows, notes)
+
+
+def _find_limits(kind: str, blocks: int, datasets: int, left_out: Sequence[str]) -> list[Note]:
+    """Return what the tests cannot know."""
+    texts = []
+    if left_out:
+        texts.append(f"Left out because they have fewer {kind}: {', '.join(left_out)}.")
+    if blocks < FEW:
+        texts.append(f"{blocks} {kind} are few: tests are rough, and intervals too narrow.")
+    if kind == "seeds":
+        texts.append("Seeds of one setting say nothing about other data or orders.")
+    elif datasets < blocks:
+        texts.append(
+            f"{blocks} settings come from {datasets} data sets: they are not independent, and p "
+            "values are too small."
         )
-        notes.append(f"{what} cannot give a p below {least:g}: nothing here can be significant.")
-    if min(counts) < 5:
-        notes.append(
-            f"Intervals of fewer than 5 {found.kind} are too narrow: take them for the range that was seen."
-        )
-    if len(found.scores) > MOST:
-        notes.append("The best on average was chosen after looking, which favours it.")
-    datasets = (
-        [found.datasets[block] for block in found.common(pairs[0])] if found.datasets else None
-    )
-    if datasets and len(set(datasets)) < len(datasets):
-        notes += statistics.warn_about_blocks(found.kind, len(datasets), datasets)[-1:]
-    return [*notes, *_tell_left_out(found), *([_limit_seeds()] if found.kind == "seeds" else [])]
-
-
-def _describe_friedman(test: statistics.Friedman) -> str:
-    corrected = f"Iman-Davenport F {test.f:.2f}, p {test.p_f:.2g}"
-    return f"Friedman χ² {test.chi_square:.2f}, p {test.p_chi_square:.2g}; {corrected}."
-
-
-def _describe_nemenyi(methods: Sequence[str], ranks: Sequence[float], difference: float) -> str:
-    cliques = statistics.find_cliques(ranks, difference)
-    alike = "; ".join(", ".join(methods[method] for method in clique) for clique in cliques)
-    found = f"not told apart: {alike}" if cliques else "all are told apart"
-    return f"Nemenyi's critical difference at {LEVEL:g} is {difference:.3f}; {found}."
-
-
-def _tell_left_out(found: Comparison) -> list[str]:
-    return [
-        f"Left out, for they were run in some settings only: {', '.join(found.left_out)}."
-    ] * bool(found.left_out)
-
-
-def _limit_seeds() -> str:
-    return "Seeds of one setting: what is found holds for this setting, and for no other data or order."
+    return [Note(text, detail=True) for text in texts]

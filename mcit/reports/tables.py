@@ -1,360 +1,477 @@
-"""The tables of runs: scores with forgetting transfer by checkpoint, methods side by side, splits side by side."""
+"""The tables of runs: methods side by side, splits side by side, every method by itself, cost."""
 
 from __future__ import annotations
 
+import math
+import re
 import statistics
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeGuard
 
 from rich.console import Console
-from rich.table import Table as Grid
-from rich.text import Text
 
-from mcit.reports import cells
+from mcit import metrics
 from mcit.reports.formats import (
-    CHANCE,
+    COUNT,
+    SCORE,
+    SIGNIFICANT,
+    Cell,
+    Column,
+    Content,
+    Note,
+    Row,
     Table,
-    format_csv,
-    format_latex,
-    format_markdown,
-    format_markdown_table,
+    TableKind,
+    format_number,
     print_tables,
-    print_whole,
 )
-from mcit.reports.runs import Group, split_settings
-from mcit.reports.splits import find_split
+from mcit.reports.groups import (
+    Group,
+    Groups,
+    Setting,
+    average,
+    describe_progress,
+    group_runs,
+    split_settings,
+)
+from mcit.reports.runs import SCORES, Run, Scores, check_scores, make_run
 
-__all__ = [
-    "FOOTNOTE",
-    "Table",
-    "format_csv",
-    "format_latex",
-    "format_markdown",
-    "format_markdown_table",
-    "make_tables",
-    "print_table",
-    "print_tables",
-    "print_whole",
-    "summarise",
-    "tabulate",
-]
+TRANSFER = Note(
+    "Scores in percent. In brackets the forgetting transfer 100 (a_jj - a_tj) / (a_jj - chance_j), "
+    "where a_tj is the score on task j after task t: the share of what was learned above chance "
+    "that is lost.",
+    latex="Scores in percent; in brackets the forgetting transfer "
+    "$100\\,(a_{jj}-a_{tj})/(a_{jj}-c_j)$ with $c_j$ the chance level.",
+)
+TRANSFER_OF_CLASSES = Note(
+    "Accuracy in percent. In brackets the forgetting transfer 100 (a_jj - a_tj) / a_jj, where a_tj "
+    "is the accuracy on the classes of task j after task t: the share of it that is lost.",
+    latex="Accuracy in percent; in brackets the forgetting transfer "
+    "$100\\,(a_{jj}-a_{tj})/a_{jj}$.",
+)
+AVERAGE_OF_TASKS = Note(
+    "A_t is the average over the tasks seen after task t.",
+    latex="$A_t$: average over the tasks seen.",
+)
+AVERAGE_OF_CLASSES = Note(
+    "A_t is the accuracy over all classes seen after task t, each image once.",
+    latex="$A_t$: accuracy over all classes seen, in percent.",
+)
+AVERAGES = Note(
+    "A_last is A_t after the last task, A_avg the mean of all A_t, and A_new the mean of the "
+    "scores on each task just after it was learned.",
+    latex="$A_{\\mathrm{last}}$: $A_t$ after the last task; $A_{\\mathrm{avg}}$: mean of all "
+    "$A_t$; $A_{\\mathrm{new}}$: mean score on tasks just learned.",
+)
+OLD = Note(
+    "A_old is the score over all earlier tasks together, after a task; for a whole run, the mean "
+    "over tasks.",
+    latex="$A_{\\mathrm{old}}$: score over all earlier tasks together.",
+)
+STIFFNESS = Note(
+    "Stiffness is strength times importance, here its mean over the protected weights: after the "
+    "first task, where all methods have the same weights, and after the last. Capped is the share "
+    "of weights whose importance is at the cap then.",
+    latex="Stiffness: mean of strength times importance.",
+)
+SPREAD = Note("± is the standard deviation over n seeds.", latex="$\\pm$: standard deviation.")
+BEST = Note(
+    "Bold is the highest mean of a column, which is not a test; upper bounds (joint, single) and "
+    "unfinished runs are left out.",
+    latex="Bold: highest mean.",
+)
+CLOCK = Note("Wall-clock seconds, means over seeds: compare them on one equally busy machine only.")
+# the names that reports give to the views of scores.json
+VIEWS = {"normalized": "content", "format": "form"}
+# the head and the form of a column, the checkpoint and the statistic it shows
+STIFFNESS_COLUMNS = (
+    ("stiffness, first", SIGNIFICANT, 0, "mean"),
+    ("stiffness, last", SIGNIFICANT, -1, "mean"),
+    ("capped %", ".1f", -1, "capped"),
+)
+SECONDS = ("fit_seconds", "end_task_seconds", "score_seconds")
+COSTS = {**dict.fromkeys(SECONDS, 1), "bytes_held": 2**20}
 
-TRANSFER = (
-    "a_tj is the score on task j after task t, in percent; in brackets the forgetting transfer "
-    "100 (a_jj - a_tj) / (a_jj - chance_j), the share of what was learned above chance that is lost."
-)
-TRANSFER_OF_CLASSES = (
-    "a_tj is the accuracy on the classes of task j after task t, in percent; in brackets the forgetting transfer "
-    "100 (a_jj - a_tj) / a_jj, the share of what was learned that is lost."
-)
-FOOTNOTE = f"{TRANSFER} A_t is the average over the tasks seen."
-POOLED = "A_t is the accuracy over all classes seen after task t, each image once, in percent."
-AVERAGES = (
-    "A_last is A_t after the last task, A_avg the mean of all A_t, and A_new the mean of a_tt, the score on each task "
-    "just after it was learned."
-)
-OLD = "A_old is the score over all earlier tasks together, after a task; as one figure for a run, the mean over tasks."
-STIFFNESS = (
-    "Stiffness is strength times importance, here its mean over the weights that are held: after the first task, where "
-    "all methods have the same weights, and after the last. Capped is the share of weights that are at the cap then."
-)
-SPREAD = "± is the standard deviation over n seeds; seeds: "
-BOLD = "Bold is the highest mean of a column, which is no test; bounds (joint, single) and unfinished runs cannot be it."
+Read = Callable[[Run], float | None]
 
 
-def make_tables(groups: Sequence[Group]) -> list[Table]:
-    """Methods side by side where a setting has several, class splits side by side, every group by itself, the cost."""
+@dataclass(frozen=True)
+class Measure:
+    """A column of a comparison: a number of every run, the score on a task, or how many runs."""
+
+    column: Column
+    read: Read | None = None
+    task: int | None = None
+    # what guessing would score
+    chance: float | None = None
+
+    def make_cell(self, group: Group) -> Cell | None:
+        """Return the cell of a group."""
+        if self.read is not None:
+            cell = measure(self.read, group)
+            return cell if self.column.form == SCORE else Cell(cell.mean)
+        if self.task is None:
+            return Cell(len(group.runs))
+        if self.task >= group.learned:
+            return None
+        return _score_cell(group.runs, group.learned - 1, self.task)
+
+
+def make_tables(groups: Groups) -> list[Table]:
+    """Return comparisons of the groups of each setting, every group by itself, and the cost."""
     settings = split_settings(groups)
     tables = []
     for setting, members in settings.items():
         if len(members) > 1:
-            compare = compare_methods if find_split(members[0].tasks) is None else compare_on_split
-            name = f"comparison-{cells.make_slug(setting)}" if len(settings) > 1 else "comparison"
-            whose = (
-                ", the embedded benchmark"
-                if any(group.runs[0].embedded for group in members)
-                else ""
-            )
-            tables.append(compare(members, name, f"Methods on {setting}{whose}"))
-    tables += compare_splits(settings)
-    tables += [tabulate_group(group, alone=len(groups) == 1) for group in groups]
-    return cells.name_apart([*tables, *tabulate_costs(groups)])
-
-
-def compare_methods(groups: Sequence[Group], name: str, title: str) -> Table:
-    """Methods by tasks: the final score with its forgetting transfer, then the averages."""
-    header = ["method", "n", *groups[0].tasks, "A_last", "A_avg", "A_new"]
-    rows = []
+            name = "comparison"
+            if len(settings) > 1:
+                name += f"-{make_slug(setting.name)}"
+            tables.append(compare_groups(members, name))
+    split = [setting for setting in settings if setting.classes]
+    for dataset in dict.fromkeys(setting.dataset for setting in split):
+        splits = {each: settings[each] for each in split if each.dataset == dataset}
+        if len(splits) > 1:
+            tables.append(compare_splits(dataset, splits))
     for group in groups:
-        learned = len(group.runs[0].matrix.rows)
-        final = [
-            _format_cell([run.scores for run in group.runs], learned - 1, task)
-            for task in range(learned)
-        ]
-        blank = [""] * (len(group.tasks) - learned)
-        rows.append(
-            [group.variant, str(len(group.runs)), *final, *blank, *cells.format_averages(group)]
-        )
-    chance = cells.find_chance(groups)
-    guess = None if chance is None else [*chance, *cells.average_chance(chance, None)]
-    return _finish_comparison(name, title, header, rows, groups, guess, [FOOTNOTE, AVERAGES])
+        tables += tabulate_group(group, alone=len(groups) == 1)
+    tables += tabulate_cost(groups)
+    return name_apart(tables)
 
 
-def compare_on_split(groups: Sequence[Group], name: str, title: str) -> Table:
-    """Methods on one class-incremental split: what is known at the end and on average, of the new and of the old; and
-    how stiffly each method held its weights, without which its scores cannot be compared."""
-    header = ["method", "n", "A_last", "A_avg", "A_new", "A_old"]
-    rows = []
-    for group in groups:
-        rows.append(
-            [
-                group.variant,
-                str(len(group.runs)),
-                *cells.format_averages(group),
-                cells.format_old(group),
-            ]
-        )
-    scored = len(header)
-    if any(run.scores.get("stiffness") for group in groups for run in group.runs):
-        header += ["stiffness, first", "stiffness, last", "capped %"]
-        rows = [
-            [*row, *cells.format_stiffness(group)] for row, group in zip(rows, groups, strict=True)
-        ]
-    split, chance = find_split(groups[0].tasks), cells.find_chance(groups)
-    guess = None if chance is None else cells.average_chance(chance, split)
-    notes = [
-        f"{split.describe()}.",
-        POOLED,
-        AVERAGES,
-        OLD,
-        *([STIFFNESS] if len(header) > scored else []),
-    ]
-    return _finish_comparison(name, title, header, rows, groups, guess, notes, scored)
+def compare_groups(groups: Groups, name: str) -> Table:
+    """Return methods side by side: the tasks at the end unless they are classes, then averages."""
+    setting = groups[0].setting
+    chance = find_chance(groups)
+    measures = [Measure(Column("n", COUNT))]
+    notes = [AVERAGE_OF_CLASSES, AVERAGES, OLD]
+    if setting.classes is None:
+        notes = [TRANSFER, AVERAGE_OF_TASKS, AVERAGES]
+        levels: Sequence[float | None] = chance or [None] * len(setting.tasks)
+        for number, task in enumerate(setting.tasks):
+            measures.append(Measure(Column(task), task=number, chance=levels[number]))
+    measures += _average_measures(setting, chance)
+    measures.append(Measure(Column("A_new"), read_new))
+    if setting.classes:
+        measures.append(Measure(Column("A_old"), read_old))
+    for view in groups[0].runs[0].views:
+        column = Column("A_last", context=VIEWS.get(view, view))
+        measures.append(Measure(column, partial(_read_view, view)))
+    if setting.classes and any(group.runs[0].scores.stiffness for group in groups):
+        notes.append(STIFFNESS)
+        for head, form, place, key in STIFFNESS_COLUMNS:
+            measures.append(Measure(Column(head, form), partial(_read_stiffness, place, key)))
+    title = f"Methods on {setting.name}"
+    if setting.embedded:
+        title += ", the embedded benchmark"
+    notes += [SPREAD, BEST]
+    notes += [_describe_method(group) for group in groups]
+    columns = [Column("method"), *(each.column for each in measures)]
+    rows = _compare({setting: groups}, {setting: measures})
+    return Table(TableKind.COMPARISON, name, title, columns, rows, notes)
 
 
-def compare_splits(settings: Mapping[str, Sequence[Group]]) -> list[Table]:
-    """For each data set that was split in several ways: methods by splits, A_last and A_avg."""
-    found: dict[str, dict[str, Sequence[Group]]] = {}
-    for setting, groups in settings.items():
-        split = find_split(groups[0].tasks)
-        if split is not None and any(group.complete for group in groups):
-            found.setdefault(split.dataset, {})[setting] = groups
-    return [
-        _compare_lengths(dataset, splits) for dataset, splits in found.items() if len(splits) > 1
-    ]
-
-
-def tabulate_group(group: Group, alone: bool = False) -> Table:
-    """Checkpoints by tasks: one run with all that it says, or the mean and spread over seeds."""
-    listed = [run.scores for run in group.runs]
-    header, rows = tabulate(*listed)
-    title = group.label
-    if len(listed) > 1:
-        title += f", mean over {len(listed)} seeds"
-        notes = [SPREAD + cells.list_seeds([group]), *cells.describe_methods([group])]
-    else:
-        title += f", seed {group.seeds[0]}" if group.complete and group.seeds[0] is not None else ""
-        notes = summarise(listed[0])
-    if not group.complete:
-        learned = len(group.runs[0].matrix.rows)
-        notes.insert(
-            0,
-            f"Not complete: {learned} of {len(group.tasks)} tasks are learned; averages are over these.",
-        )
-    if group.runs[0].matrix.class_incremental:
-        notes += [TRANSFER_OF_CLASSES, POOLED]
-    else:
-        notes.append(FOOTNOTE)
-    if "A_old" in header:
-        notes.append(OLD)
-    name = "matrix" if alone else f"matrix-{cells.make_slug(group.label)}"
-    return Table(name, title, header, rows, notes, values=cells.read_values(rows))
-
-
-def tabulate_costs(groups: Sequence[Group]) -> list[Table]:
-    """What each method took and holds, in one table; none where no run tells."""
-    known = [group for group in groups if all(run.cost for run in group.runs)]
-    header = ["method", "n", "fitting s", "importance s", "scoring s", "held MiB"]
-    rows = []
-    for group in known:
-        keys = {"fit_seconds": 1, "end_task_seconds": 1, "score_seconds": 1, "bytes_held": 2**20}
-        means = [
-            statistics.mean(run.cost.get(key, 0.0) for run in group.runs) / unit
-            for key, unit in keys.items()
-        ]
-        rows.append([group.label, str(len(group.runs)), *(f"{value:.1f}" for value in means)])
-    notes = [
-        "Seconds by the clock, means over seeds: they compare on one machine that was equally busy."
-    ]
-    return (
-        [Table("cost", "Cost", header, rows, notes, values=cells.read_values(rows))] if rows else []
-    )
-
-
-def tabulate(*listed: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Header and rows of a run, or of runs that differ in their seed: a row per checkpoint, a column per task."""
-    first = listed[0]
-    tasks, split = first["tasks"], first.get("track") == "efcil"
-    header = ["after", *tasks, "A_t", *(["A_new", "A_old"] if split else [])]
-    rows = []
-    if first["chance"] is not None:
-        rows.append(
-            [CHANCE, *(f"{value:.2f}" for value in first["chance"]), *[""] * (3 if split else 1)]
-        )
-    for number in range(len(first["matrix"])):
-        scores = [_format_cell(listed, number, task) for task in range(number + 1)]
-        ends = [[run["seen"][number] for run in listed]]
-        if split:
-            ends += [[run["matrix"][number][-1] for run in listed]]
-            ends += [[run["metrics"]["A_old"][number] for run in listed]] if number else []
-        blank = [""] * (len(tasks) - len(scores))
-        row = [tasks[number], *scores, *blank, *map(cells.format_spread, ends)]
-        rows.append([*row, *[""] * (len(header) - len(row))])
-    return header, rows
-
-
-def print_table(scores: Mapping[str, Any], console: Console | None = None) -> None:
-    """The table of a run on the terminal, with its estimator underneath."""
-    console = console or Console(highlight=False)
-    header, rows = tabulate(scores)
-    # as Text: rich would take a name in brackets for a style
-    table = Grid(title=Text(f"{scores['method']}, seed {scores['seed']}"), title_justify="left")
-    for number, name in enumerate(header):
-        table.add_column(Text(name), justify="right" if number else "left", no_wrap=True)
-    for row in rows:
-        table.add_row(*map(Text, row), style="dim" if row[0] == CHANCE else None)
-    print_whole(table, console)
-    for line in summarise(scores):
-        console.print(Text(line), soft_wrap=True)
-
-
-def summarise(scores: Mapping[str, Any]) -> list[str]:
-    """What a run says in a few lines: averages, method and estimator, stiffness, cost."""
-    metrics, cost = scores["metrics"], scores["cost"]
-    named = {name: metrics[name] for name in ("A_last", "A_avg")} | {
-        "A_new": cells.average(metrics["A_new"])
-    }
-    if scores.get("track") == "efcil":
-        named["A_old"] = cells.average(metrics["A_old"][1:])
-    parts = [f"{name} {value:.2f}" for name, value in named.items() if value is not None]
-    if metrics["BWT"] is not None:
-        parts.append(f"BWT {metrics['BWT']:+.2f}")
-    lines = [", ".join(parts)]
-    if "knowledge_transfer" in metrics:
-        listed = zip(scores["tasks"], metrics["knowledge_transfer"], strict=False)
-        lines.append(
-            "knowledge transfer: "
-            + ", ".join(f"{n} {'–' if v is None else f'{v:+.2f}'}" for n, v in listed)
-        )
-    lines.append(f"{scores['method']}: {scores['estimator']}")
-    if scores["diagnoses"]:
-        lines.append(scores["diagnoses"][-1])
-    if {"fit_seconds", "end_task_seconds", "score_seconds", "bytes_held"} <= cost.keys():
-        lines.append(
-            f"{cost['fit_seconds']:.0f} s fitting, {cost['end_task_seconds']:.0f} s importance, "
-            f"{cost['score_seconds']:.0f} s scoring; {cost['bytes_held'] / 2**20:.1f} MiB held by the method"
-        )
-    return lines
-
-
-def _compare_lengths(dataset: str, splits: Mapping[str, Sequence[Group]]) -> Table:
-    columns = [
-        {group.variant: group for group in groups if group.complete} for groups in splits.values()
-    ]
-    groups = list(
-        {variant: group for column in columns for variant, group in column.items()}.values()
-    )
-    names = [setting.partition(":")[2] or setting for setting in splits]
-    header = ["method", *(f"{name} {metric}" for name in names for metric in ("A_last", "A_avg"))]
-    rows = []
-    for group in groups:
-        found = [column.get(group.variant) for column in columns]
-        pairs = [cells.format_averages(other)[:2] if other else ["", ""] for other in found]
-        rows.append([group.variant, *(cell for pair in pairs for cell in pair)])
-    described = [find_split(members[0].tasks).describe() for members in splits.values()]
-    notes = [
-        *(f"{name}: {words}." for name, words in zip(names, described, strict=True)),
-        POOLED,
-        AVERAGES,
-    ]
+def compare_splits(dataset: str, splits: Mapping[Setting, Groups]) -> Table:
+    """Return methods by the ways in which a data set was split into classes."""
+    measures = {}
+    complete = {}
+    columns = [Column("method")]
+    for setting, groups in splits.items():
+        complete[setting] = [group for group in groups if group.complete]
+        measures[setting] = _average_measures(setting, find_chance(groups))
+        context = setting.name.partition(":")[2] or setting.name
+        columns += [replace(each.column, context=context) for each in measures[setting]]
     title = f"Methods on the splits of {dataset}"
-    rows = [*_guess_splits(splits), *rows]
-    values = cells.read_values(rows)
-    first = len(rows) - len(groups)
-    best = cells.find_best(values, [first + n for n, group in enumerate(groups) if group.ranked], 1)
-    several = any(len(group.runs) > 1 for column in columns for group in column.values())
-    notes += [f"{SPREAD}see the table of each split."] if several else []
-    notes += [*([BOLD] if best else []), *_describe_estimators(groups, columns, names)]
-    return Table(f"splits-{cells.make_slug(dataset)}", title, header, rows, notes, best, values)
+    name = f"splits-{make_slug(dataset)}"
+    rows = _compare(complete, measures)
+    notes = [AVERAGE_OF_CLASSES, AVERAGES, SPREAD, BEST]
+    return Table(TableKind.SPLITS, name, title, columns, rows, notes)
 
 
-def _guess_splits(splits: Mapping[str, Sequence[Group]]) -> list[list[str]]:
-    """The row of chance; none where no run states it."""
-    row = [CHANCE]
-    for groups in splits.values():
-        chance = cells.find_chance(groups)
-        guess = (
-            None if chance is None else cells.average_chance(chance, find_split(groups[0].tasks))
+def tabulate_group(group: Group, alone: bool = False) -> list[Table]:
+    """Return checkpoints by tasks as means over seeds, and the same for each view of the scores."""
+    first = group.runs[0]
+    name = "matrix" if alone else f"matrix-{make_slug(group.label)}"
+    which = ""
+    notes = []
+    if not group.complete:
+        notes.append(Note(f"Unfinished: averages are over {describe_progress(first)}."))
+    if len(group.runs) > 1:
+        which = f", mean over {len(group.runs)} seeds"
+        notes += [SPREAD, _describe_method(group)]
+    else:
+        if group.complete and first.seed is not None:
+            which = f", seed {first.seed}"
+        notes += describe_run(first)
+    if first.matrix.class_incremental:
+        notes += [TRANSFER_OF_CLASSES, AVERAGE_OF_CLASSES, OLD]
+    else:
+        notes += [TRANSFER, AVERAGE_OF_TASKS]
+    columns, rows = tabulate_runs(group.runs)
+    title = group.label + which
+    paper = group.paper_name + which
+    tables = [Table(TableKind.MATRIX, name, title, columns, rows, notes, paper)]
+    for view in first.views:
+        runs = [replace(run, matrix=run.views[view]) for run in group.runs if view in run.views]
+        columns, rows = tabulate_runs(runs)
+        shown = VIEWS.get(view, view)
+        file = f"{name}-{make_slug(shown)}"
+        heading = f"{title}: {shown}"
+        tables.append(Table(TableKind.MATRIX, file, heading, columns, rows))
+    return tables
+
+
+def tabulate_runs(runs: Sequence[Run]) -> tuple[list[Column], list[Row]]:
+    """Return a row per checkpoint and a column per task, as means over runs of several seeds."""
+    first = runs[0]
+    pooled = first.matrix.class_incremental
+    names = ["after", *first.tasks, "A_t"]
+    if pooled:
+        names += ["A_new", "A_old"]
+    rows = []
+    if first.scores.chance is not None:
+        rows.append(_reference_row(first.matrix.chance, len(names) - 1))
+    for number, task in enumerate(first.tasks[: first.learned]):
+        cells: list[Cell | None] = [None] * len(first.tasks)
+        for seen in range(number + 1):
+            cells[seen] = _score_cell(runs, number, seen)
+        cells.append(summarize([metrics.average_seen(run.matrix)[number] for run in runs]))
+        if pooled:
+            cells.append(summarize([run.matrix.rows[number][-1] for run in runs]))
+            old = [metrics.average_old(run.matrix)[number] for run in runs]
+            cells.append(summarize(old) if number else None)
+        rows.append(Row(task, cells))
+    return [Column(name) for name in names], rows
+
+
+def tabulate_cost(groups: Groups) -> list[Table]:
+    """Return what each method took and kept, in one table; none if no run says."""
+    rows = []
+    for group in groups:
+        costs = [run.cost for run in group.runs]
+        if group.classifier is not None or not all(costs):
+            continue
+        cells = [Cell(len(costs))]
+        for key, unit in COSTS.items():
+            mean = statistics.fmean(cost.get(key, 0) for cost in costs)
+            cells.append(Cell(mean / unit))
+        rows.append(Row(group.label, cells, group.paper_name))
+    if not rows:
+        return []
+    names = ("fitting s", "importance s", "scoring s", "kept MiB")
+    columns = [Column("method"), Column("n", COUNT)]
+    columns += [Column(name, ".1f") for name in names]
+    return [Table(TableKind.COST, "cost", "Cost", columns, rows, [CLOCK])]
+
+
+def print_table(scores: Scores | Mapping[str, Any], console: Console | None = None) -> None:
+    """Print the table of a run with its averages, estimator and cost; and its other classifiers."""
+    if not isinstance(scores, Scores):
+        scores = check_scores(scores, Path(SCORES))
+    groups = group_runs([make_run(scores.method, scores)])
+    tables = tabulate_group(groups[0])[:1]
+    if len(groups) > 1:
+        tables.append(compare_groups(groups, "comparison"))
+    print_tables(tables, console)
+
+
+def describe_run(run: Run) -> list[Note]:
+    """Return a run in a few lines: averages, method and estimator, stiffness, cost."""
+    lines = [describe_averages(run)]
+    transfer = run.metrics.get("knowledge_transfer")
+    if transfer is not None:
+        parts = []
+        for task, value in zip(run.tasks, transfer, strict=False):
+            text = format_number(_or_nan(value), "+.2f")
+            parts.append(f"{task} {text}")
+        lines.append("knowledge transfer: " + ", ".join(parts))
+    lines.append(f"{run.method}: {run.scores.estimator}")
+    lines += run.scores.diagnoses[-1:]
+    if run.cost.keys() >= COSTS.keys():
+        fit, importance, scoring, kept = (run.cost[key] / unit for key, unit in COSTS.items())
+        lines.append(
+            f"{fit:.0f} s fitting, {importance:.0f} s importance, {scoring:.0f} s scoring; "
+            f"{kept:.1f} MiB kept between tasks"
         )
-        row += ["", ""] if guess is None else [f"{value:.2f}" for value in guess]
-    return [row] if any(row[1:]) else []
+    return [Note(line, detail=True) for line in lines]
 
 
-def _describe_estimators(
-    groups: Sequence[Group], columns: Sequence[Mapping[str, Group]], names: Sequence[str]
-) -> list[str]:
-    """How each row was made: told once, or for every split where it is not the same."""
-    lines = []
-    for variant in [group.variant for group in groups]:
-        found = {
-            n: c[variant].runs[0].scores["estimator"]
-            for n, c in zip(names, columns, strict=True)
-            if variant in c
-        }
-        if len(set(found.values())) == 1:
-            lines.append(f"{variant}: {next(iter(found.values()))}.")
-        else:
-            lines.append(
-                f"{variant} is not the same in all: {'; '.join(f'{n}: {told}' for n, told in found.items())}."
-            )
-    return lines
+def describe_averages(run: Run) -> str:
+    """Return `A_last 81.00, A_avg 78.67, A_new 85.00, BWT -6.00`."""
+    named = {"A_last": read_last(run), "A_avg": read_average(run), "A_new": read_new(run)}
+    if run.matrix.class_incremental:
+        named["A_old"] = read_old(run)
+    named["BWT"] = run.metrics["BWT"]
+    parts = []
+    for name, value in named.items():
+        if value is not None:
+            parts.append(f"{name} {value:.2f}")
+    return ", ".join(parts)
 
 
-def _finish_comparison(
-    name: str,
-    title: str,
-    header: list[str],
-    rows: list[list[str]],
-    groups: Sequence[Group],
-    guess: Sequence[float] | None,
-    notes: Sequence[str],
-    scored: int | None = None,
-) -> Table:
-    """The table with the row of chance above, the best in bold, and underneath how each row was made.
+def read_last(run: Run) -> float | None:
+    """Return A_last."""
+    return metrics.last_average(run.matrix)
 
-    The first `scored` columns hold scores, of which the highest is the best; all, unless told.
+
+def read_average(run: Run) -> float | None:
+    """Return A_avg."""
+    return metrics.mean_average(run.matrix)
+
+
+def read_new(run: Run) -> float | None:
+    """Return the mean of A_new: how well tasks were learned when it was their turn."""
+    return average(metrics.score_when_learned(run.matrix))
+
+
+def read_old(run: Run) -> float | None:
+    """Return the mean of A_old over the tasks after the first."""
+    return average(metrics.average_old(run.matrix)[1:])
+
+
+def measure(read: Read, group: Group) -> Cell:
+    """Return a measure of a group; it is undefined before the last task was learned."""
+    if not group.complete:
+        return Cell(math.nan)
+    return summarize([read(run) for run in group.runs])
+
+
+def summarize(values: Sequence[float | None], lost: Sequence[float | None] | None = None) -> Cell:
+    """Return the mean and the standard deviation of one value per seed, with what was lost."""
+    mean = average(values)
+    if mean is None:
+        return Cell(math.nan)
+    known = [value for value in values if value is not None]
+    spread = statistics.stdev(known) if len(known) > 1 else None
+    share = None if lost is None else _or_nan(average(lost))
+    return Cell(mean, spread, share)
+
+
+def mark_best(
+    rows: Sequence[Row], numbers: Sequence[int], best: Callable[..., float] = max
+) -> list[Row]:
+    """Return rows in which the best of each of these columns is marked.
+
+    Numbers that print the same are the same, and one row alone is not the best of anything.
     """
-    if guess is not None:
-        row = [CHANCE, "", *(f"{value:.2f}" for value in guess)]
-        rows = [[*row, *[""] * (len(header) - len(row))], *rows]
-    values = cells.read_values(rows)
-    ranked = [
-        len(rows) - len(groups) + number for number, group in enumerate(groups) if group.ranked
-    ]
-    best = cells.find_best([row[:scored] for row in values], ranked, 2)
-    seeds = SPREAD if any(len(group.runs) > 1 for group in groups) else "One seed each: "
-    about = [
-        seeds + cells.list_seeds(groups),
-        *([BOLD] if best else []),
-        *cells.describe_methods(groups),
-    ]
-    return Table(name, title, header, rows, [*notes, *about], best, values)
+    marked = [list(row.cells) for row in rows]
+    for number in numbers:
+        known: dict[int, Cell] = {}
+        for place, row in enumerate(rows):
+            cell = row.cells[number]
+            if row.ranked and _is_known(cell):
+                known[place] = cell
+        means = {place: round(cell.mean, 2) for place, cell in known.items()}
+        for place, cell in known.items():
+            if len(known) > 1 and means[place] == best(means.values()):
+                marked[place][number] = replace(cell, best=True)
+    return [replace(row, cells=cells) for row, cells in zip(rows, marked, strict=True)]
 
 
-def _format_cell(listed: Sequence[Mapping[str, Any]], number: int, task: int) -> str:
-    """The score on a task after checkpoint `number`, with its forgetting transfer."""
-    values = [run["matrix"][number][task] for run in listed]
-    transfers = [run["metrics"]["forgetting_transfer"][number] for run in listed]
-    return cells.format_spread(
-        values, [row[task] for row in transfers] if task < len(transfers[0]) else None
-    )
+def find_chance(groups: Groups) -> Sequence[float] | None:
+    """Return the chance levels of the tasks; None if no run states them."""
+    for group in groups:
+        if group.runs[0].scores.chance is not None:
+            return group.runs[0].matrix.chance
+    return None
+
+
+def make_slug(text: str) -> str:
+    """Return text as part of the name of a file, which systems limit in length."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower())[:60].strip("-")
+
+
+def name_apart(made: Sequence[Any]) -> list[Any]:
+    """Return tables or figures, none with the name of another."""
+    seen: Counter[str] = Counter()
+    named = []
+    for each in made:
+        seen[each.name] += 1
+        if seen[each.name] > 1:
+            each = replace(each, name=f"{each.name}-{seen[each.name]}")
+        named.append(each)
+    return named
+
+
+def _compare(
+    settings: Mapping[Setting, Groups], measures: Mapping[Setting, Sequence[Measure]]
+) -> list[Row]:
+    """Return a row for each name, with the measures of each setting, below that of chance."""
+    rows = []
+    ordered = [each for setting in settings for each in measures[setting]]
+    levels = [each.chance for each in ordered]
+    if any(level is not None for level in levels):
+        rows.append(_reference_row(levels, len(levels)))
+    every = {group.name: group for groups in settings.values() for group in groups}
+    for name, group in every.items():
+        cells = []
+        for setting, groups in settings.items():
+            same = [other for other in groups if other.name == name]
+            for each in measures[setting]:
+                cells.append(each.make_cell(same[0]) if same else None)
+        rows.append(Row(name, cells, group.paper_name, ranked=group.ranked))
+    scored = [place for place, each in enumerate(ordered) if each.column.form == SCORE]
+    return mark_best(rows, scored)
+
+
+def _average_measures(setting: Setting, chance: Sequence[float] | None) -> list[Measure]:
+    """Return A_last and A_avg: guessing is among all classes seen, or on each task by itself."""
+    last = mean = None
+    if chance is not None:
+        seen = list(chance)
+        if setting.classes is None:
+            seen = [statistics.fmean(chance[:count]) for count in range(1, len(chance) + 1)]
+        last = seen[-1]
+        mean = statistics.fmean(seen)
+    return [
+        Measure(Column("A_last"), read_last, chance=last),
+        Measure(Column("A_avg"), read_average, chance=mean),
+    ]
+
+
+def _score_cell(runs: Sequence[Run], number: int, task: int) -> Cell:
+    """Return the score on a task after checkpoint `number`, with its forgetting transfer."""
+    lost = None
+    if task < number:
+        lost = [run.metrics["forgetting_transfer"][number][task] for run in runs]
+    return summarize([run.matrix.rows[number][task] for run in runs], lost)
+
+
+def _read_view(view: str, run: Run) -> float | None:
+    matrix = run.views.get(view)
+    return None if matrix is None else metrics.last_average(matrix)
+
+
+def _read_stiffness(place: int, key: str, run: Run) -> float | None:
+    return run.scores.stiffness[place].get(key) if run.scores.stiffness else None
+
+
+def _reference_row(levels: Sequence[float | None], width: int) -> Row:
+    cells: list[Cell | None] = [None] * width
+    for place, level in enumerate(levels):
+        if level is not None:
+            cells[place] = Cell(level)
+    return Row("chance", cells, reference=True)
+
+
+def _describe_method(group: Group) -> Note:
+    """Return the estimator of a group, its seeds and its stiffness at the end."""
+    run = group.runs[0]
+    text = f"{group.name}: {run.scores.estimator}"
+    if run.seed is not None:
+        seeds = ", ".join(str(seed) for seed in group.seeds)
+        text += f"; seeds {seeds}"
+    if run.scores.diagnoses:
+        text += f"; at the end of seed {run.seed} {run.scores.diagnoses[-1]}"
+    return Note(f"{text}.", detail=True)
+
+
+def _is_known(cell: Content) -> TypeGuard[Cell]:
+    return isinstance(cell, Cell) and not math.isnan(cell.mean)
+
+
+def _or_nan(value: float | None) -> float:
+    return math.nan if value is None else value

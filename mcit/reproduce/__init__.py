@@ -1,1 +1,1 @@
-"""Published and measured tables as ledgers: for every figure the command that makes it, and whether it was met."""
+"""Expected results: published and measured tables, with the command behind every number."""

@@ -1,1 +1,1 @@
-"""What a run is made of around its two loops: its plan and folder, what is kept of it and how it goes on."""
+"""What stands around the loop of a run: plan, folder, checkpoints, cache, log."""

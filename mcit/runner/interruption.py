@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and the end of a terminal: a run ends where it can go on from."""
+"""Ctrl-C, SIGTERM and a closed terminal: a run ends where it can be resumed."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from mcit.runner.run_folder import find_newest
+from mcit.runner.run_folder import CONFIG, find_newest
 
-SAME_MOMENT = 1.0  # seconds
-CODE = 75  # what a program returns that was asked to stop and can be resumed: EX_TEMPFAIL of sysexits.h
+# seconds within which a second signal is the same Ctrl-C
+SAME_MOMENT = 1.0
+# EX_TEMPFAIL of sysexits.h: interrupted, resumable
+CODE = 75
 
 
 class Interrupted(RuntimeError):
@@ -23,36 +25,44 @@ class Interrupted(RuntimeError):
 
 
 def explain_resumption(output: Path, processes: int, what: str = "interrupted") -> str:
-    """What a run that ended early has saved, and the command that goes on with it."""
-    newest, options = find_newest(output), f"--resume --output {shlex.quote(str(output))}"
-    if not (output / "config.yaml").is_file():
+    """Return what a run that ended early has saved, and the command that resumes it."""
+    newest = find_newest(output)
+    options = f"--resume --output {shlex.quote(str(output))}"
+    if not (output / CONFIG).is_file():
         how = "the same command again"
     elif processes > 1:
         how = f"launch {processes} processes as before, with {options}"
     else:
         how = f"mcit run {options}"
-    saved = f"saved as {newest}" if newest else "before anything was saved"
-    return f"mcit: {what}, {saved}\nto go on: {how}"
+    saved = "before anything was saved" if newest is None else f"saved as {newest}"
+    return f"mcit: {what}, {saved}\nto resume: {how}"
+
+
+def _do_nothing() -> None:
+    pass
 
 
 class Interruption:
-    """Listens for SIGTERM, SIGINT, and SIGHUP unless that is ignored, as `nohup` has it.
+    """Listens for SIGTERM, SIGINT, and SIGHUP unless that is ignored, as under `nohup`.
 
-    Within `held()` a signal is only remembered, for the holder to ask `asked` where it can stop; elsewhere it raises
-    Interrupted at once. A second Ctrl-C raises KeyboardInterrupt wherever it arrives; launchers pass on the first one,
-    which has reached this process too, so that one at the same moment does not count.
+    Inside `held()` a signal is only remembered, for the holder to look at `asked` where it can
+    stop; elsewhere it raises Interrupted at once. A second Ctrl-C raises KeyboardInterrupt wherever
+    it arrives. Launchers pass on the first one, which has reached this process too, so that one at
+    the same moment does not count.
+
+    on_interrupt: called at the first Ctrl-C, at once.
     """
 
-    def __init__(self, on_interrupt: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, on_interrupt: Callable[[], None] = _do_nothing) -> None:
         self.asked = False
-        self._on_interrupt = on_interrupt  # called at the first Ctrl-C, at once
-        self._since = 0.0  # when it was asked for
+        self._on_interrupt = on_interrupt
+        self._since = 0.0
         self._holders = 0
         self._process = os.getpid()
 
     @contextmanager
     def listening(self) -> Iterator[Interruption]:
-        """Signals are heard within; only the main thread of a program can listen."""
+        """Hear signals inside the block; only the main thread of a program can."""
         if threading.current_thread() is not threading.main_thread():
             yield self
             return
@@ -68,7 +78,7 @@ class Interruption:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Nothing is interrupted within; what was asked for meanwhile happens at the end."""
+        """Delay an interruption to the end of the block."""
         self._holders += 1
         try:
             yield
@@ -79,13 +89,15 @@ class Interruption:
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._process:
-            return  # a loader's worker, which has inherited this; the main process will end it
+            # a loader's worker, which has inherited this; the main process will end it
+            return
         if self.asked:
-            again = number == signal.SIGINT and time.monotonic() - self._since > SAME_MOMENT
-            if again:
+            again = time.monotonic() - self._since > SAME_MOMENT
+            if number == signal.SIGINT and again:
                 raise KeyboardInterrupt
             return
-        self.asked, self._since = True, time.monotonic()
+        self.asked = True
+        self._since = time.monotonic()
         if number == signal.SIGINT:
             self._on_interrupt()
         if not self._holders:

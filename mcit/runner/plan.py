@@ -4,136 +4,193 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from mcit import models
-from mcit.config import NO_TASKS, ConfigError, ModelConfig, RunConfig, layer, parse, to_dict
-from mcit.data.annotated import AnnotatedTask
-from mcit.data.class_incremental import ClassIncrementalTask
+from mcit.config.files import NO_TASKS
+from mcit.config.identity import keep_kinds
+from mcit.config.options import Kind
+from mcit.config.parse import layer, parse, to_dict
+from mcit.config.schema import RunConfig
+from mcit.embedded.benchmark import read_settings
+from mcit.errors import ConfigError, DataError
 from mcit.method import Method
+from mcit.models.learner import Learner
 from mcit.registry import NameClash, UnknownName, find_method, find_task
-from mcit.task import DataError, Task, combine_parts, is_class_incremental
+from mcit.task import Task, Track, combine_parts
+
+DEFAULT_VILT = "dandelin/vilt-b32-mlm"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A configuration with everything it names found: the tasks in order, the method, the track."""
+    """Everything that a run needs to begin."""
 
     config: RunConfig
     tasks: Sequence[Task]
     method: Method
-    track: str  # mcit, or efcil where tasks share a head
-    embedded: bool  # on the benchmark that ships with mcit, all tasks or some
+    track: Track
+    # on the benchmark that ships with mcit, all tasks or some
+    embedded: bool
+
+    def build_learner(self) -> Learner:
+        """Return the network, without heads."""
+        return models.build(self.config.model, self.tasks)
+
+    def check_data(self) -> None:
+        """Touch the data of every task before any long work; all that is missing is one error."""
+        problems: dict[str, str] = {}
+        for task in self.tasks:
+            try:
+                task.check()
+            except DataError as error:
+                # parts of one data set may all say the same
+                problems.setdefault(str(error), task.name)
+        if problems:
+            lines = [f"{name}: {problem}" for problem, name in problems.items()]
+            raise DataError("\n".join(lines))
+
+    def experiment(self) -> dict[str, Any]:
+        """Return every setting that decides the results, as plain nested dictionaries.
+
+        Two runs are the same experiment if this is the same, however it was written. It is what a
+        run and its continuation must have in common.
+        """
+        chosen = keep_kinds(self.config, Kind.RESULT)
+        # they have become the tasks and the method below
+        for name in ("tasks", "methods", "method", "preset"):
+            chosen.pop(name, None)
+        method = keep_kinds(self.method, Kind.RESULT)
+        return {
+            **chosen,
+            "method": {"name": self.config.method.name, **method},
+            "tasks": {task.name: keep_kinds(task, Kind.RESULT) for task in self.tasks},
+        }
+
+    def describe(self) -> dict[str, Any]:
+        """Return what the provenance of a run says of its plan."""
+        data = {}
+        records = {}
+        for task in self.tasks:
+            # without times: runs on two copies of the same data are the same experiment
+            data[task.name] = combine_parts(task.data_parts(), times=False)
+            records[task.name] = task.describe_data()
+        return {
+            "config": to_dict(self.config),
+            "experiment": self.experiment(),
+            "track": self.track.value,
+            "embedded": self.embedded,
+            "benchmark": self._describe_benchmark(),
+            "estimator": self.method.describe(),
+            "data": data,
+            "records": records,
+        }
+
+    def _describe_benchmark(self) -> dict[str, Any] | None:
+        """Return the settings of the embedded benchmark; None unless all tasks are from it."""
+        roots = {task.root for task in self.tasks}
+        root = roots.pop()
+        if not self.embedded or roots or root is None:
+            return None
+        return read_settings(root)
+
+    def describe_data(self) -> dict[str, Any]:
+        """Return the data by task and part; a run resumes only if all are what they were."""
+        described = {}
+        for task in self.tasks:
+            parts = task.data_parts()
+            described[task.name] = {
+                part.name: {"content": part.content, "times": part.times} for part in parts
+            }
+        return described
 
 
 def resolve(config: RunConfig, embedded_root: Path | None = None) -> Plan:
-    """Find the tasks and the method; all that is wrong with names and options comes in one error."""
+    """Return the plan of a configuration; all that is wrong with names and options is one error."""
     problems: list[str] = []
+    tasks = _find_tasks(config, embedded_root, problems)
+    if not config.order:
+        problems.append(NO_TASKS)
+    config = _choose_model(config, tasks)
+    method, missing = _make_method(config, problems)
+    problems += _check_order(tasks)
+    problems += models.find_model_problems(config.model, tasks)
+    # a method that cannot learn these tasks needs no strength either
+    refused: list[str] = []
+    if method is not None and not problems:
+        refused = method.find_problems(tasks, config.model)
+    problems += refused or missing
+    if problems or method is None:
+        raise ConfigError(problems)
+    config = _use_own_names(config, method)
+    embedded = config.data_root is None and bool(find_embedded(tasks, embedded_root))
+    return Plan(config, tasks, method, tasks[0].track, embedded)
+
+
+def _use_own_names(config: RunConfig, method: Method) -> RunConfig:
+    """Return the configuration with names as tables spell them: `snli_ve` is `snli-ve`."""
+    order = []
+    for item in config.order:
+        name, colon, split = item.partition(":")
+        task = find_task(name)
+        order.append(f"{task.dataset or task.name}{colon}{split}")
+    chosen = replace(config.method, name=method.name)
+    return replace(config, order=tuple(order), method=chosen)
+
+
+def find_embedded(tasks: Sequence[Task], embedded_root: Path | None = None) -> list[Task]:
+    """Return the tasks whose data are the embedded benchmark's."""
+    return [task for task in tasks if task.embedded and task.root in (None, embedded_root)]
+
+
+def _find_tasks(config: RunConfig, embedded_root: Path | None, problems: list[str]) -> list[Task]:
+    """Return the tasks of an order; what is wrong with them is added to `problems`."""
+    options_of = _group_by_class(config.tasks, find_task, problems)
     tasks: list[Task] = []
-    task_options = _by_class(config.tasks, find_task, problems)
-    method_options = _by_class(config.methods, find_method, problems)
     for item in config.order:
         name, _, split = item.partition(":")
         try:
             task = find_task(name)
             # a task of the user's own has no data in the embedded benchmark
             root = config.data_root or (embedded_root if task.embedded else None)
-            options = {"root": root, **_policy(config), **task_options.get(task, {})}
+            options: dict[str, Any] = {"root": root}
+            if config.on_bad_record != "fail":
+                options["on_bad_record"] = config.on_bad_record
+            options.update(options_of.get(task, {}))
             tasks += task.sequence(split or None, options, config.seed)
         except UnknownName as error:
             problems.append(str(error))
         except ConfigError as error:
             problems += error.problems
-    if not config.order:
-        problems.append(NO_TASKS)
-    method = None
+    return tasks
+
+
+def _make_method(config: RunConfig, problems: list[str]) -> tuple[Method | None, list[str]]:
+    """Return the method, and what its options lack; other problems go to `problems`."""
+    options_of = _group_by_class(config.methods, find_method, problems)
     missing: list[str] = []
     try:
         chosen = find_method(config.method.name)
-        options = layer(method_options.get(chosen, {}), config.method.options)
+        options = layer(options_of.get(chosen, {}), config.method.options)
         if _lacks_strength(chosen, options):
-            missing.append(_explain_missing_strength(config, chosen, method_options))
-            options["strength"] = (
-                0.0  # nothing is made of it: what else is wrong with the options is found too
-            )
-        method = parse(chosen, options, where="method")
+            missing.append(_explain_missing_strength(config, chosen, options_of))
+            # nothing is made of it: what else is wrong with the options is found too
+            options["strength"] = 0.0
+        return parse(chosen, options, where="method"), missing
     except UnknownName as error:
         problems.append(str(error))
     except ConfigError as error:
         problems += error.problems
-    problems += _check_order(tasks) + _check_model(config.model, tasks)
-    # a method that cannot learn these tasks needs no strength either
-    refused = [] if problems else method.find_problems(tasks)
-    problems += refused or missing
-    if problems:
-        raise ConfigError(problems)
-    track = "efcil" if is_class_incremental(tasks) else "mcit"
-    embedded = (
-        track == "mcit" and config.data_root is None and bool(find_embedded(tasks, embedded_root))
-    )
-    return Plan(_choose_model(config, tasks, track), tasks, method, track, embedded)
+    return None, missing
 
 
-def find_embedded(tasks: Sequence[Task], embedded_root: Path | None = None) -> list[Task]:
-    """The tasks that the embedded benchmark has data for, and that were given no root of their own."""
-    return [task for task in tasks if task.embedded and task.root in (None, embedded_root)]
-
-
-def check_data(plan: Plan) -> None:
-    """Touch the data of every task before any long work; all that is missing comes in one error."""
-    problems: dict[str, str] = {}
-    for task in plan.tasks:
-        try:
-            task.check()
-        except DataError as error:
-            problems.setdefault(str(error), task.name)  # parts of one data set may all say the same
-    if problems:
-        raise DataError("\n".join(f"{name}: {problem}" for problem, name in problems.items()))
-
-
-def build_learner(plan: Plan) -> nn.Module:
-    """The network of a plan, without heads."""
-    return models.build(plan.config.model, stem=getattr(plan.tasks[0], "stem", "cifar"))
-
-
-def describe_plan(plan: Plan) -> dict[str, Any]:
-    """What a passport says of a plan."""
-    return {
-        "config": to_dict(plan.config),
-        "track": plan.track,
-        "embedded": plan.embedded,
-        "estimator": plan.method.describe(),
-        "recipes": {task.name: to_dict(task.recipe) for task in plan.tasks},
-        # without times: runs on two copies of the same data are the same experiment
-        "data": {task.name: combine_parts(task.data_parts(), times=False) for task in plan.tasks},
-        "records": {task.name: task.describe_data() for task in plan.tasks},
-    }
-
-
-def describe_data(plan: Plan) -> dict[str, Any]:
-    """The data of a plan by task and part, for a run and its continuation to have in common."""
-    return {
-        task.name: {
-            part.name: {"content": part.content, "times": part.times} for part in task.data_parts()
-        }
-        for task in plan.tasks
-    }
-
-
-def _policy(config: RunConfig) -> dict[str, str]:
-    """What tasks are told about wrong records; a task that knows no such option has none it could leave out."""
-    return {} if config.on_bad_record == "fail" else {"on_bad_record": config.on_bad_record}
-
-
-def _by_class(
-    section: Mapping[str, Mapping[str, Any]], find: Any, problems: list[str]
+def _group_by_class(
+    section: Mapping[str, Mapping[str, Any]], find: Callable[[str], type], problems: list[str]
 ) -> dict[type, Mapping[str, Any]]:
-    """Options by the class they are for, however its name is spelled; one that nothing has is a problem."""
+    """Return options by the class they are for, however its name is spelled."""
     found: dict[type, Mapping[str, Any]] = {}
     for name, options in section.items():
         try:
@@ -141,35 +198,39 @@ def _by_class(
         except UnknownName as error:
             problems.append(str(error))
         except NameClash:
-            # told where the name is used; a preset has options for methods that this run has nothing to do with
+            # reported if the name is used; a preset has options for methods this run does not use
             continue
     return found
 
 
 def _lacks_strength(method: type[Method], options: Mapping[str, Any]) -> bool:
     """Whether the method has a strength, without a default, and the options give none."""
-    needed = {field.name for field in fields(method) if field.init and field.default is MISSING}
-    return "strength" in needed and "strength" not in options
+    required = {f.name for f in fields(method) if f.init and f.default is MISSING}
+    return "strength" in required and "strength" not in options
 
 
 def _explain_missing_strength(
-    config: RunConfig, method: type[Method], method_options: Mapping[type, Mapping[str, Any]]
+    config: RunConfig, method: type[Method], options_of: Mapping[type, Mapping[str, Any]]
 ) -> str:
     """Return where the strength of a run's method was looked for, and what would do."""
     name = config.method.name
-    if config.flavour is not None:
-        found = f"configs/flavours/{config.flavour}.yaml gives none for {name!r}."
-    elif method_options:
+    if config.preset is not None:
+        found = f"configs/presets/{config.preset}.yaml gives none for {name!r}."
+    elif options_of:
         found = f"the configuration gives none for {name!r}."
     else:
-        found = f"no configuration gives one for {name!r} (--config climb has strengths for CLiMB's four tasks)."
+        found = (
+            f"no configuration gives one for {name!r} (--config climb has strengths for CLiMB's "
+            "four tasks)."
+        )
     sentences = [f"method.strength is not set: {found}"]
-    parents = [parent for parent in method.__mro__[1:] if parent in method_options]
+    heritage = [parent for parent in method.__mro__[1:] if issubclass(parent, Method)]
+    parents = [parent for parent in heritage if parent in options_of]
     if parents:
-        given = json.dumps(to_dict(method_options[parents[0]]))
+        given = json.dumps(to_dict(options_of[parents[0]]))
         sentences.append(
-            f"It inherits from {parents[0].name!r}, whose options there are {given}, but options go by a method's own "
-            "name and do not reach it."
+            f"It inherits from {parents[0].name!r}, whose options there are {given}, but options "
+            "go by a method's own name and do not reach it."
         )
     sentences.append(
         "Pass --set method.strength=..., or let `mcit sweep --strengths ... --select` choose one."
@@ -179,48 +240,30 @@ def _explain_missing_strength(
 
 def _check_order(tasks: Sequence[Task]) -> list[str]:
     problems = []
-    twice = sorted(
-        name for name, count in Counter(task.name for task in tasks).items() if count > 1
-    )
+    counts = Counter(task.name for task in tasks)
+    twice = sorted(name for name, count in counts.items() if count > 1)
     if twice:
         problems.append(f"tasks given twice in the order: {', '.join(twice)}")
-    if len({is_class_incremental([task]) for task in tasks}) > 1:
-        problems.append(
-            "vision-language tasks and class-incremental data sets cannot be mixed in one order"
-        )
-    if len({task.dataset for task in tasks if is_class_incremental([task])}) > 1:
+    if len({task.track for task in tasks}) > 1:
+        problems.append("tasks of different tracks cannot be mixed in one order")
+    if len({task.dataset for task in tasks if task.track is Track.CLASSES}) > 1:
         problems.append("an order can hold one class-incremental data set")
     return problems
 
 
-def _check_model(model: ModelConfig, tasks: Sequence[Task]) -> list[str]:
-    """A network that cannot read what mcit's own tasks show, and options that it would ignore; of other tasks it is for
-    their authors to know."""
-    if any(isinstance(task, ClassIncrementalTask) for task in tasks):
-        if model.name not in ("auto", "resnet18"):
-            return [
-                f"model.name is {model.name!r}, and class-incremental data sets are learned by 'resnet18'"
-            ]
-        return []
-    problems = []
-    if any(isinstance(task, AnnotatedTask) for task in tasks):
-        if model.name == "resnet18":
-            problems.append(
-                "model.name is 'resnet18', which reads no text: vision-language tasks need a ViLT"
-            )
-        if model.width is not None:
-            problems.append(
-                "model.width is an option of resnet18; a ViLT is as wide as its weights are"
-            )
-    return problems
-
-
-def _choose_model(config: RunConfig, tasks: Sequence[Task], track: str) -> RunConfig:
-    name, width = config.model.name, config.model.width
-    if track == "efcil":
-        automatic, width = "resnet18", width or getattr(tasks[0], "width", 64)
-    else:
-        automatic = "embedded" if config.data_root is None else "dandelin/vilt-b32-mlm"
-    return replace(
-        config, model=replace(config.model, name=automatic if name == "auto" else name, width=width)
-    )
+def _choose_model(config: RunConfig, tasks: Sequence[Task]) -> RunConfig:
+    """Return the configuration with the network that suits its tasks, if it names none."""
+    if not tasks:
+        return config
+    model = config.model
+    if model.name == "auto":
+        if tasks[0].reads == models.IMAGES:
+            name = "resnet18"
+        elif config.data_root is None:
+            name = "embedded"
+        else:
+            name = DEFAULT_VILT
+        model = replace(model, name=name)
+    if model.from_scratch and model.width is None:
+        model = replace(model, width=tasks[0].network_defaults().get("width", 64))
+    return replace(config, model=model)

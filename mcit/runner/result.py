@@ -1,48 +1,94 @@
-"""What a run has found so far: scores, what they cost, and where they are written."""
+"""What a run has found so far: scores, and what they cost."""
 
 from __future__ import annotations
 
 import dataclasses
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
-from mcit.config import ConfigError
+from mcit.errors import ConfigError
+from mcit.files import read_object
+from mcit.method import Outcome
 from mcit.metrics import ScoreMatrix, score_when_learned
 from mcit.metrics import to_dict as metrics_to_dict
-from mcit.reports.runs import read_run
 from mcit.runner.plan import Plan
-from mcit.training import Score
+from mcit.task import Track
+from mcit.training.trainer import Score
 
-VERSION = 1  # of scores.json
+# of scores.json
+VERSION = 1
+SCORES = "scores.json"
+# fields of the matrix that belong to the plan
+_OF_THE_PLAN = ("tasks", "chance", "class_incremental")
+# fields with one entry for every task
+_LISTS = ("details", "diagnoses", "stiffness")
+
+
+class Tally(dict[str, float]):
+    """Numbers that are added up by name, from 0."""
+
+    def __missing__(self, name: str) -> float:
+        return 0
 
 
 @dataclass
 class Result:
-    """The scores so far, what they cost, and where they were written."""
+    """The scores of a run, what they cost, and where they are written."""
 
     plan: Plan
     matrix: ScoreMatrix
-    output: Path
+    output: Path | None = None
     details: list[list[Mapping[str, float]]] = field(default_factory=list)
-    cost: dict[str, float] = field(default_factory=Counter)
-    diagnoses: list[str] = field(default_factory=list)  # of the penalty after each task, in words
-    stiffness: list[Mapping[str, float]] = field(default_factory=list)  # and in figures
-    single: Mapping[str, float] | None = None  # what each task scores alone
+    cost: Tally = field(default_factory=Tally)
+    # of the penalty after each task, in words and as numbers
+    diagnoses: list[str] = field(default_factory=list)
+    stiffness: list[Mapping[str, float]] = field(default_factory=list)
+    # what each task scores alone
+    single: Mapping[str, float] | None = None
+
+    @classmethod
+    def begin(cls, plan: Plan, output: Path | None) -> Result:
+        """Return a result without scores."""
+        matrix = ScoreMatrix(
+            tasks=tuple(task.name for task in plan.tasks),
+            chance=tuple(task.chance for task in plan.tasks),
+            class_incremental=plan.track is Track.CLASSES,
+        )
+        return cls(plan, matrix, output, single=read_single(plan.config.single))
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """Return the metrics of the scores so far: A_last, A_avg, forgetting, ..."""
+        return metrics_to_dict(self.matrix, self.single)["metrics"]
+
+    def add_scores(self, scores: Sequence[Score], before: float | None) -> None:
+        """Add the scores of all tasks seen, after one more task was learned."""
+        pooled = self._pool(scores)
+        old = self._pool(scores[:-1])
+        row = [score.score for score in scores]
+        self.matrix = self.matrix.add(row, pooled, before=before, old=old)
+        self.details.append([score.details for score in scores])
+
+    def add_outcome(self, outcome: Outcome) -> None:
+        """Add what the method found at the end of a task."""
+        if outcome.diagnosis is not None:
+            self.diagnoses.append(outcome.diagnosis.describe())
+            self.stiffness.append(outcome.diagnosis.to_dict())
 
     def to_dict(self) -> dict[str, Any]:
-        """The contents of scores.json."""
-        config, method = self.plan.config, self.plan.method
+        """Return the contents of scores.json."""
+        config = self.plan.config
+        method = self.plan.method
         return {
             "version": VERSION,
-            "track": self.plan.track,
+            "track": self.plan.track.value,
             "method": config.method.name,
             "estimator": method.describe(),
-            "flavour": config.flavour,
+            "preset": config.preset,
             "seed": config.seed,
             "embedded": self.plan.embedded,
             **metrics_to_dict(self.matrix, self.single),
@@ -53,69 +99,81 @@ class Result:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """What cannot be derived, as JSON; the tasks themselves belong to the plan."""
-        matrix = {
-            key: value
-            for key, value in dataclasses.asdict(self.matrix).items()
-            if key not in _OF_THE_PLAN
-        }
-        kept = {name: list(getattr(self, name)) for name in _LISTS}
-        return {"matrix": matrix, **kept, "cost": dict(self.cost)}
+        """Return what cannot be derived, as JSON."""
+        matrix = dataclasses.asdict(self.matrix)
+        for name in _OF_THE_PLAN:
+            del matrix[name]
+        lists = {name: list(getattr(self, name)) for name in _LISTS}
+        return {"matrix": matrix, **lists, "cost": dict(self.cost)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The counterpart of `state_dict`."""
+        """Take up what `state_dict` returned."""
         self.matrix = dataclasses.replace(self.matrix, **state["matrix"])
         for name in _LISTS:
             setattr(self, name, list(state[name]))
-        self.cost.clear()  # the same object: others may be looking at it
+        # the same object, since a tracker may hold it
+        self.cost.clear()
         self.cost.update(state["cost"])
 
-
-_OF_THE_PLAN = ("tasks", "chance", "class_incremental")
-_LISTS = ("details", "diagnoses", "stiffness")  # one entry for every task
-
-
-def begin_result(plan: Plan, output: Path) -> Result:
-    """Nothing is known yet but the tasks, and what each of them scores alone if a run of that is named."""
-    names, chances = (
-        tuple(getattr(task, name) for task in plan.tasks) for name in ("name", "chance")
-    )
-    matrix = ScoreMatrix(names, chances, class_incremental=plan.track == "efcil")
-    return Result(plan, matrix, output, single=read_single(plan.config.single))
+    def _pool(self, scores: Sequence[Score]) -> float | None:
+        """Return the accuracy over all classes seen, each image once; None for other tracks."""
+        if self.plan.track is not Track.CLASSES or not scores:
+            return None
+        right = sum(score.score * score.examples for score in scores)
+        return right / sum(score.examples for score in scores)
 
 
-@contextmanager
-def timed(cost: dict[str, float], name: str) -> Iterator[Callable[[], float]]:
-    """Add the seconds within to a cost, whatever happens; gives the cost as it is at a moment inside."""
-    before, start = cost[name], time.perf_counter()
-    spent = lambda: before + time.perf_counter() - start  # noqa: E731
-    try:
-        yield spent
-    finally:
-        cost[name] = spent()
+class Stopwatch:
+    """Adds the seconds inside its `with` block to an entry of a run's costs, whatever happens."""
 
+    def __init__(self, cost: dict[str, float], name: str):
+        self.cost = cost
+        self.name = name
+        self.begun = 0.0
+        self.before = 0.0
 
-def pool_scores(plan: Plan, scores: Sequence[Score]) -> float | None:
-    """Accuracy over all classes seen, each image once; None where tasks have scores of their own kind."""
-    if plan.track == "mcit" or not scores:
-        return None
-    return sum(s.score * s.examples for s in scores) / sum(s.examples for s in scores)
+    def __enter__(self) -> Stopwatch:
+        self.before = self.cost[self.name]
+        self.begun = time.perf_counter()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.cost[self.name] = self.total()
+
+    def total(self) -> float:
+        """Return the entry as it is at this moment."""
+        return self.before + time.perf_counter() - self.begun
 
 
 def read_single(folder: str | None) -> dict[str, float] | None:
-    """What each task scored alone, from the folder of a run of method `single`."""
+    """Return what each task scored alone, from the folder of a run of method `single`."""
     if folder is None:
         return None
-    path = Path(folder) / "scores.json"
+    path = Path(folder) / SCORES
     if not path.is_file():
         raise ConfigError(
             [
-                f"'single' names {folder!r}, which has no scores.json; run the order with --method single"
+                f"'single' names {folder!r}, which has no {SCORES}; run the order with "
+                "--method single"
             ]
         )
-    run = read_run(path.parent)
-    if run.method != "single":
+    scores = read_object(path)
+    if scores is None:
+        raise ConfigError([f"{path} is not valid JSON; run the order with --method single again"])
+    try:
+        matrix = ScoreMatrix(scores["tasks"], scores["chance"], scores["matrix"])
+        method = scores["method"]
+    except (TypeError, KeyError, ValueError) as error:
         raise ConfigError(
-            [f"{path} is a run of method {run.method!r}; knowledge transfer needs 'single'"]
+            [f"{path} holds no scores ({error}); run the order with --method single again"]
+        ) from None
+    if method != "single":
+        raise ConfigError(
+            [f"{path} is a run of method {method!r}; knowledge transfer needs 'single'"]
         )
-    return dict(zip(run.tasks, score_when_learned(run.matrix), strict=False))
+    return dict(zip(matrix.tasks, score_when_learned(matrix), strict=False))

@@ -1,4 +1,4 @@
-"""Runs that begin alike share the work: what a stage led to, kept under all that decides it."""
+"""Runs that begin the same way share the work: stages under all that decides them."""
 
 from __future__ import annotations
 
@@ -16,27 +16,30 @@ from typing import Any
 import accelerate
 import torch
 import transformers
-from torch import Tensor, nn
+from torch import Tensor
 
 import mcit
 from mcit.checkpoint import (
+    Checkpoint,
     CheckpointError,
     DamagedError,
-    Snapshot,
-    digest_file,
     discard,
     read_checkpoint,
     write_checkpoint,
 )
-from mcit.config import to_dict
-from mcit.folders import make_folder
+from mcit.config.identity import keep_kinds
+from mcit.config.options import Kind
+from mcit.config.parse import to_dict
+from mcit.files import digest_file, make_folder
 from mcit.method import Stage
-from mcit.parallel.processes import share
+from mcit.models.learner import Learner
+from mcit.parallel.processes import broadcast
+from mcit.runner.learner_state import digest_tensor
 from mcit.runner.plan import Plan
 from mcit.task import Task
-from mcit.training import Trainer
+from mcit.training.trainer import Trainer
 
-# Sources that change no weight and no score; a change anywhere else makes the cache forget.
+# modules that cannot affect results; editing any other invalidates the cache
 OUTSIDE = (
     "reports",
     "commands",
@@ -46,13 +49,16 @@ OUTSIDE = (
     "doctor",
     "cli",
     "__main__",
+    "arguments",
     "callback",
-    "passport",
+    "provenance",
+    "runner/tracking",
+    "runner/run_folder",
+    "runner/checkpointer",
+    "runner/interruption",
 )
-OUTSIDE += tuple(
-    f"runner/{name}" for name in ("dry_run", "tracking", "run_folder", "keeper", "interruption")
-)
-LARGE = 1 << 16  # elements of a tensor that is not read twice
+# elements of a tensor whose digest is remembered
+LARGE = 1 << 16
 
 Say = Callable[[str], None]
 
@@ -60,107 +66,121 @@ Say = Callable[[str], None]
 class StageCache:
     """A folder of stages, for any number of runs at a time: an entry appears whole or not at all.
 
-    The keys of a plan's stages are a chain, each of its parent, its task with its data, and what the method says.
+    The keys of a plan's stages are a chain: each is made of its parent, its task with its data, and
+    the method. The first task's steps alone have an entry of their own, which methods share whose
+    first task is finetuning.
     """
 
-    def __init__(self, folder: Path, plan: Plan, trainer: Trainer, learner: nn.Module):
-        self.folder, self.plan, self.main = folder, plan, trainer.accelerator.is_main_process
+    def __init__(self, folder: Path, plan: Plan, trainer: Trainer, learner: Learner):
+        self.folder = folder
+        self.method = plan.method
+        self.main = trainer.accelerator.is_main_process
         if self.main:
             make_folder(folder, "--stage-cache")
-        self._memo: dict[int, bytes] = {}  # of what the plan's tasks hold
-        self._stages: dict[int, str] = {}
-        self._root = digest(_describe_beginning(plan, trainer, learner))
+        # digests of large objects, valid as long as the plan lives
+        self._memo: dict[int, bytes] = {}
+        self._keys: list[str] = [digest(_describe_start(plan, trainer, learner))]
 
-    def find(self, stage: Stage, say: Say) -> Snapshot | None:
-        """What a whole stage led to: fitted, concluded by the method, scored."""
+    def find(self, stage: Stage, say: Say) -> Checkpoint | None:
+        """Return what a whole stage led to: fitted, concluded by the method, scored."""
         return self._read(self._key(stage), say)
 
-    def find_fit(self, stage: Stage, say: Say) -> Snapshot | None:
-        """What a stage's steps led to, which methods may have in common."""
-        return self._read(self._fit_key(stage), say)
+    def find_fit(self, stage: Stage, say: Say) -> Checkpoint | None:
+        """Return what the first task's steps led to, if the method shares them with finetuning."""
+        key = self._fit_key(stage)
+        return None if key is None else self._read(key, say)
 
-    def store(self, stage: Stage, snapshot: Snapshot) -> None:
+    def store(self, stage: Stage, checkpoint: Checkpoint) -> None:
         """Keep a whole stage."""
-        self._write(self._key(stage), snapshot)
+        self._write(self._key(stage), checkpoint)
 
-    def store_fit(self, stage: Stage, snapshot: Snapshot) -> None:
-        """Keep a stage's steps, if the method shares them."""
-        self._write(self._fit_key(stage), snapshot)
+    def store_fit(self, stage: Stage, checkpoint: Checkpoint) -> None:
+        """Keep the first task's steps, if the method shares them."""
+        key = self._fit_key(stage)
+        if key is not None:
+            self._write(key, checkpoint)
 
     def _key(self, stage: Stage) -> str:
-        if stage.index not in self._stages:
-            code = digest_file(inspect.getfile(type(self.plan.method)))
-            self._stages[stage.index] = self._chain(
-                stage, {"method": self.plan.method.key(stage), "code": code}
-            )
-        return self._stages[stage.index]
+        """Return the key of a stage; a resumed run has not been asked for those before."""
+        while len(self._keys) < stage.index + 2:
+            due = dataclasses.replace(stage, index=len(self._keys) - 1)
+            self._keys.append(self._chain(due))
+        return self._keys[stage.index + 1]
+
+    def _chain(self, stage: Stage) -> str:
+        """Return the key of the stage that follows the last one known."""
+        own = {
+            "name": self.method.name,
+            "options": to_dict(self.method),
+            "code": digest_file(inspect.getfile(type(self.method))),
+            # joint training learns more than the stage's own task
+            "fitted": list(self.method.tasks_to_fit(stage)),
+            "followed": bool(stage.later),
+            "widened": stage.head_widens,
+        }
+        parent = self._keys[-1]
+        return digest({"parent": parent, "task": stage.task, "method": own}, self._memo)
 
     def _fit_key(self, stage: Stage) -> str | None:
-        own = self.plan.method.fit_key(stage)
-        return None if own is None else self._chain(stage, {"fit": own})
+        if stage.index > 0 or not self.method.first_task_is_finetuning:
+            return None
+        return digest({"parent": self._keys[0], "task": stage.task, "fit": True}, self._memo)
 
-    def _chain(self, stage: Stage, own: Mapping[str, Any]) -> str:
-        parent = (
-            self._key(dataclasses.replace(stage, index=stage.index - 1))
-            if stage.index
-            else self._root
-        )
-        return digest({"parent": parent, "task": stage.task, **own}, self._memo)
-
-    def _read(self, key: str | None, say: Say) -> Snapshot | None:
+    def _read(self, key: str, say: Say) -> Checkpoint | None:
         """Return the entry of a key; one that is damaged or belongs to another key is removed."""
-        path, snapshot = None, None
-        if self.main and key is not None and os.path.lexists(self.folder / key):
+        path = None
+        checkpoint = None
+        if self.main and os.path.lexists(self.folder / key):
             path = self.folder / key
             try:
-                snapshot = _read_entry(path)
+                checkpoint = _read_entry(path)
             except CheckpointError as error:
                 say(f"warning: {error}; the stage is computed again")
-                # where another run removes it at this moment, or it cannot be removed, it stays and is told of again
+                # another run may be removing it at this moment
                 with suppress(OSError):
                     discard(path)
-        path = share(path if snapshot is not None else None)
-        return read_checkpoint(path) if path is not None and snapshot is None else snapshot
+                path = None
+        path = broadcast(path)
+        if path is not None and checkpoint is None:
+            checkpoint = read_checkpoint(path)
+        return checkpoint
 
-    def _write(self, key: str | None, snapshot: Snapshot) -> None:
-        """An entry that another run has written meanwhile stays."""
-        if self.main and key is not None:
-            knowing = Snapshot({**snapshot.about, "key": key}, snapshot.parts)
-            write_checkpoint(self.folder / key, knowing, yield_to_others=True)
-
-
-def _read_entry(path: Path) -> Snapshot:
-    """Return an entry, which says itself what it is the entry of; raise a DamagedError if that is another."""
-    snapshot = read_checkpoint(path)
-    found = snapshot.about.get("key")
-    if found != path.name:
-        raise DamagedError(
-            f"entry {path} of the stage cache is damaged: it says that it belongs to {found}"
-        )
-    return snapshot
+    def _write(self, key: str, checkpoint: Checkpoint) -> None:
+        # an entry that another run has written meanwhile stays
+        if self.main:
+            extra = {**checkpoint.extra, "key": key}
+            entry = dataclasses.replace(checkpoint, extra=extra)
+            write_checkpoint(self.folder / key, entry, keep_existing=True)
 
 
-def _describe_beginning(plan: Plan, trainer: Trainer, learner: nn.Module) -> dict[str, Any]:
-    accelerator, training = trainer.accelerator, to_dict(trainer.config)
-    training.pop("log_every")
+def _read_entry(path: Path) -> Checkpoint:
+    """Return an entry; raise a DamagedError if it says that it belongs to another key."""
+    checkpoint = read_checkpoint(path)
+    key = checkpoint.extra.get("key")
+    if key != path.name:
+        raise DamagedError(f"entry {path} of the stage cache is damaged: it belongs to {key}")
+    return checkpoint
+
+
+def _describe_start(plan: Plan, trainer: Trainer, learner: Learner) -> dict[str, Any]:
+    """Return everything that decides a run before its first task."""
+    accelerator = trainer.accelerator
+    decides = (Kind.RESULT, Kind.ROUNDING)
+    capability = torch.backends.cpu.get_cpu_capability()
     return {
         "software": describe_software(),
-        "machine": [
-            platform.machine(),
-            torch.backends.cpu.get_cpu_capability(),
-            accelerator.device.type,
-        ],
+        "machine": [platform.machine(), capability, accelerator.device.type],
         "processes": [accelerator.num_processes, accelerator.mixed_precision],
         "seed": plan.config.seed,
-        "training": training,
-        "model": to_dict(plan.config.model),
+        "training": keep_kinds(trainer.config, *decides),
+        "model": keep_kinds(plan.config.model, *decides),
         "weights": dict(learner.state_dict()),
         "processor": learner.processor,
     }
 
 
 def describe_software() -> dict[str, Any]:
-    """What can change the last digit of a number: the sources, the libraries, the threads."""
+    """Return what can change the last digit of a number: sources, libraries, threads."""
     return {
         "mcit": _digest_sources(),
         "torch": torch.__version__,
@@ -171,9 +191,9 @@ def describe_software() -> dict[str, Any]:
 
 
 def digest(value: Any, memo: dict[int, bytes] | None = None) -> str:
-    """Hexadecimal digits that change with anything in a nested value: tensors, tasks, data classes, JSON.
+    """Return digits that change with anything in a nested value: tensors, tasks, dataclasses, JSON.
 
-    `memo` remembers objects and large tensors, and is good as long as they live.
+    memo: remembers objects and large tensors, and is valid as long as they live.
     """
     whole = hashlib.sha256()
     for piece in _pieces(value, {} if memo is None else memo):
@@ -182,7 +202,7 @@ def digest(value: Any, memo: dict[int, bytes] | None = None) -> str:
 
 
 def _pieces(value: Any, memo: dict[int, bytes]) -> Iterator[bytes]:
-    """Of every value its kind and its content, so that no two values have the same pieces."""
+    """Yield the kind and the content of every value, so that no two values have the same pieces."""
     if isinstance(value, Task):
         yield from _pieces(_describe_task(value), memo)
     elif isinstance(value, Tensor):
@@ -197,34 +217,35 @@ def _pieces(value: Any, memo: dict[int, bytes]) -> Iterator[bytes]:
         for item in value:
             yield from _pieces(item, memo)
     elif isinstance(value, Path):
-        status = value.stat() if value.is_file() else None
-        yield from _pieces(
-            [str(value), status and status.st_size, status and status.st_mtime_ns], memo
-        )
+        yield from _pieces([str(value), *_stamp(value)], memo)
     elif value is None or isinstance(value, (bool, int, float, str)):
         yield f"{type(value).__name__} {len(str(value))} {value!s};".encode()
     else:
         if id(value) not in memo:
-            memo[id(value)] = digest(
-                [type(value).__qualname__, _describe_object(value)], memo
-            ).encode()
+            described = [type(value).__qualname__, _describe_object(value)]
+            memo[id(value)] = digest(described, memo).encode()
         yield memo[id(value)]
+
+
+def _stamp(path: Path) -> list[int | None]:
+    """Return size and modification time of a file; of anything else nothing is known."""
+    if not path.is_file():
+        return [None, None]
+    status = path.stat()
+    return [status.st_size, status.st_mtime_ns]
 
 
 def _digest_tensor(tensor: Tensor, memo: dict[int, bytes]) -> bytes:
     if id(tensor) in memo:
         return memo[id(tensor)]
-    plain = tensor.detach().cpu().contiguous()
-    whole = hashlib.sha256(f"tensor {plain.dtype} {list(plain.shape)};".encode())
-    if plain.numel():
-        whole.update(plain.view(-1).view(torch.uint8).numpy().data)
-    if plain.numel() >= LARGE:
-        memo[id(tensor)] = whole.digest()
-    return whole.digest()
+    found = digest_tensor(tensor).encode()
+    if tensor.numel() >= LARGE:
+        memo[id(tensor)] = found
+    return found
 
 
 def _describe_object(value: Any) -> Any:
-    """What an object is made of: the settings that it knows how to tell, or its attributes."""
+    """Return what an object is made of: its settings if it can say them, or its attributes."""
     if dataclasses.is_dataclass(value):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if hasattr(value, "get_vocab"):
@@ -233,37 +254,28 @@ def _describe_object(value: Any) -> Any:
         return to_dict(value.to_dict())
     if hasattr(value, "__dict__"):
         return vars(value)
-    raise TypeError(
-        f"a {type(value).__name__} has no digest; the stage cache cannot tell two of them apart"
-    )
+    kind = type(value).__name__
+    raise TypeError(f"a {kind} has no digest; the stage cache cannot tell two of them apart")
 
 
 def _describe_task(task: Task) -> dict[str, Any]:
     data = task.fingerprint()
-    options = {
-        field.name: getattr(task, field.name)
-        for field in dataclasses.fields(task)
-        if field.name != "root"
-    }
-    about = {
+    if data is None and task.root is not None:
+        data = str(task.root)
+    return {
         "name": task.name,
         "code": digest_file(inspect.getfile(type(task))),
-        "options": options,
+        "options": keep_kinds(task, Kind.RESULT, Kind.ROUNDING),
+        "data": data,
     }
-    if data is None:  # then it is told by the images in memory, or by the place they are read from
-        for split in ("train", "eval"):
-            task.examples(split)
-        data = None if task.root is None else str(task.root)
-    return {**about, "data": data}
 
 
 @functools.cache
 def _digest_sources() -> str:
     root = Path(mcit.__file__).parent
-    found = {path.relative_to(root).with_suffix("").as_posix(): path for path in root.rglob("*.py")}
-    kept = {
-        name: path
-        for name, path in found.items()
-        if not {name, name.partition("/")[0]} & set(OUTSIDE)
-    }
-    return digest({name: digest_file(path) for name, path in kept.items()})[:16]
+    kept = {}
+    for path in root.rglob("*.py"):
+        name = path.relative_to(root).with_suffix("").as_posix()
+        if name not in OUTSIDE and name.partition("/")[0] not in OUTSIDE:
+            kept[name] = digest_file(path)
+    return digest(kept)[:16]

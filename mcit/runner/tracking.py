@@ -1,93 +1,95 @@
-"""Experiment trackers, through accelerate's: TensorBoard, Weights & Biases and all others it knows; none is needed."""
+"""Experiment trackers through accelerate: TensorBoard, Weights & Biases and others."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, TypeAlias
 
 from accelerate import Accelerator
 from accelerate.tracking import GeneralTracker, get_available_trackers
 from accelerate.utils import LoggerType
 
-from mcit.config import suggest
+from mcit.config.parse import flatten, to_dict
+from mcit.runner.result import Result
+from mcit.runner.run_folder import RunLog
+from mcit.spelling import suggest
 
 PROJECT = "mcit"
-# What a package is called where its name is not the tracker's.
+# names of packages that are not called like the tracker
 PACKAGES = {"comet_ml": "comet-ml"}
 
-Tracker = str | GeneralTracker
+Tracker: TypeAlias = str | GeneralTracker
 
 
 def find_tracker_problems(tracker: Tracker | None) -> list[str]:
-    """What is wrong with a tracker, before any work: accelerate does not know it, or it is not installed."""
+    """Return what is wrong with a tracker: accelerate does not know it, or it is not installed."""
     if tracker is None or isinstance(tracker, GeneralTracker):
         return []
     known = sorted(str(kind.value) for kind in LoggerType if kind != LoggerType.ALL)
     if tracker not in known:
-        return [
-            f"unknown tracker {tracker!r}{suggest(tracker, known)} (trackers: {', '.join(known)})"
-        ]
-    installed = [str(kind.value) for kind in get_available_trackers()]
+        near = suggest(tracker, known)
+        return [f"unknown tracker {tracker!r}{near} (trackers: {', '.join(known)})"]
+    installed = sorted(str(kind.value) for kind in get_available_trackers())
     if tracker in installed:
         return []
-    package, listed = PACKAGES.get(tracker, tracker), ", ".join(sorted(installed)) or "none"
+    package = PACKAGES.get(tracker, tracker)
+    listed = ", ".join(installed) or "none"
     return [f"tracker {tracker!r} is not installed: pip install {package} (installed: {listed})"]
 
 
 class Tracking:
-    """Sends what a run logs to a tracker: the figures of steps, and the scores and their average after every task."""
+    """Sends the log of a run to the accelerator's trackers, if it has any, inside its `with` block.
 
-    def __init__(self, accelerator: Accelerator, tasks: Sequence[str], taken: Callable[[], int]):
-        self.accelerator, self.tasks, self.taken = accelerator, tasks, taken
+    They receive the statistics of steps, and the scores and their average after every task.
+    """
+
+    def __init__(self, accelerator: Accelerator, result: Result, output: Path, log: RunLog):
+        self.accelerator = accelerator
+        self.result = result
+        self.output = output
+        self.log = log
+
+    def __enter__(self) -> Tracking:
+        if self.accelerator.log_with:
+            named = {name: {"name": self.output.name} for name in ("wandb", "trackio")}
+            settings = _to_settings(to_dict(self.result.plan.config))
+            self.accelerator.init_trackers(PROJECT, settings, named)
+            self.log.listener = self
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for tracker in self.accelerator.trackers:
+            tracker.finish()
 
     def __call__(self, entry: Mapping[str, Any]) -> None:
+        # steps of earlier tasks
+        taken = int(self.result.cost["steps"])
         if entry["event"] == "step":
-            figures = {key: value for key, value in entry.items() if isinstance(value, float)}
-            self._send(
-                {f"train/{key}": value for key, value in figures.items()},
-                self.taken() + entry["step"],
-            )
+            values = {f"train/{k}": v for k, v in entry.items() if isinstance(v, float)}
+            self._send(values, taken + entry["step"])
         elif entry["event"] == "task":
-            scores = {
-                f"score/{task}": score
-                for task, score in zip(self.tasks, entry["scores"], strict=False)
-            }
-            self._send({**scores, "A_t": entry["A_t"], "tasks": len(scores)}, self.taken())
+            tasks = self.result.matrix.tasks
+            values = {f"score/{t}": s for t, s in zip(tasks, entry["scores"], strict=False)}
+            self._send({**values, "A_t": entry["A_t"], "tasks": len(values)}, taken)
 
     def _send(self, values: Mapping[str, float], step: int) -> None:
         for tracker in self.accelerator.trackers:
             tracker.log(dict(values), step=step)
 
 
-@contextmanager
-def tracking(
-    log: Any,
-    accelerator: Accelerator,
-    output: Path,
-    config: Mapping[str, Any],
-    tasks: Sequence[str],
-    taken: Callable[[], int],
-) -> Iterator[None]:
-    """The trackers that the accelerator was made with, if any, hear what is logged; `taken` counts earlier steps."""
-    if accelerator.log_with:
-        named = {name: {"name": output.name} for name in ("wandb", "trackio")}
-        accelerator.init_trackers(PROJECT, dict(_flatten(config)), named)
-        log.listener = Tracking(accelerator, tasks, taken)
-    try:
-        yield
-    finally:
-        for tracker in accelerator.trackers:
-            tracker.finish()
-
-
-def _flatten(data: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted names and plain values, as trackers take them."""
-    for key, value in data.items():
-        if isinstance(value, Mapping):
-            yield from _flatten(value, f"{where}{key}.")
-        elif isinstance(value, (bool, int, float, str)):
-            yield f"{where}{key}", value
+def _to_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return dotted names and plain values, as trackers take them."""
+    settings = {}
+    for name, value in flatten(config).items():
+        if isinstance(value, (bool, int, float, str)):
+            settings[name] = value
         elif value is not None:
-            yield f"{where}{key}", ", ".join(map(str, value))
+            settings[name] = ", ".join(map(str, value))
+    return settings

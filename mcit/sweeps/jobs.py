@@ -1,31 +1,41 @@
-"""Runs as processes of their own: which are done, which are to be made, and making them side by side."""
+"""Runs as processes of their own: which are done, and making the others side by side."""
 
 from __future__ import annotations
 
+import functools
+import itertools
 import os
 import shlex
 import signal
 import subprocess
 import sys
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
-from mcit.config import ConfigError, RunConfig, parse, read_yaml, to_dict
-from mcit.errors import DataError
-from mcit.files import CONSOLE_LOG
-from mcit.folders import make_folder
+from mcit.errors import ConfigError, DataError
+from mcit.files import CONSOLE_LOG, make_folder, read_object
 from mcit.reports.runs import Run, read_run
+from mcit.runner.plan import Plan, resolve
+from mcit.runner.run_folder import PROVENANCE, holds_run, refuse_differences
+from mcit.sweeps.grid import Grid, RunOptions, find_conflicts
 
-# Not `python -m mcit`, which looks for modules in the working folder before all others: a file evaluate.py there would
-# be executed. The option -P, which prevents that, is unknown to Python 3.10.
+# Not `python -m mcit`, which looks for modules in the working folder before all others: a file
+# evaluate.py there would be executed. Python 3.10 does not know the option -P, which prevents that.
 START = """
 import sys
 sys.path[:] = [place for place in sys.path if place]
@@ -34,38 +44,45 @@ from mcit.cli import main
 sys.exit(main())
 """
 PROGRAM = (sys.executable, "-c", START, "run")
-PAUSE = 0.2  # seconds between two looks at the processes
-GRACE = 30.0  # seconds that an interrupted run has to stop by itself
-# What may differ between two runs of the same experiment: where things are, and how fast they go.
-BESIDE_THE_POINT = ("output", "data_root", "single", "tracker", "stage_cache", "checkpoint")
-BESIDE_THE_POINT_IN_TRAINING = ("workers", "eval_batch_size", "log_every")
+# seconds between two looks at the processes
+PAUSE = 0.2
+# seconds that an interrupted run has to stop by itself
+GRACE = 30.0
 
 State = Literal["done", "begun", "new"]
 
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """A run to be made: the options of `mcit run`, the configuration they stand for, and its folder."""
+    """A run to be made: its folder, its options as words of `mcit run`, and its plan."""
 
     folder: Path
-    options: tuple[str, ...]  # without --output
-    config: RunConfig = field(repr=False)
-    method: str
-    strength: float | None = None  # None: what the configuration says
-    order: str | None = None
+    # without --output
+    words: tuple[str, ...]
+    plan: Plan = field(repr=False)
+    # None: what the configuration says
+    strength: float | None = None
 
     @property
     def name(self) -> str:
         return self.folder.name
 
     @property
+    def order(self) -> str:
+        return ",".join(self.plan.config.order)
+
+    @property
+    def method(self) -> str:
+        return self.plan.config.method.name
+
+    @property
     def seed(self) -> int:
-        return self.config.seed
+        return self.plan.config.seed
 
     @property
     def command(self) -> str:
-        """What a user would type."""
-        return shlex.join(["mcit", "run", *self.options, "--output", str(self.folder)])
+        """Return what a user would type."""
+        return shlex.join(["mcit", "run", *self.words, "--output", str(self.folder)])
 
 
 @dataclass(frozen=True)
@@ -81,59 +98,54 @@ class Failure:
         return f"{self.job.name} failed (code {self.code}): {self.last_line} (see {log})"
 
 
-def identify(config: RunConfig) -> dict[str, Any]:
-    """All that decides a run's scores, however it was spelled: two runs are the same experiment if this is equal."""
-    # late: it needs torch, and what is wrong with a sweep's own options is told before torch is imported
-    from mcit.runner.plan import resolve
+def make_job(folder: Path, options: RunOptions, strength: float | None = None) -> Job:
+    """Return the job of these options; raise a ConfigError with all that is wrong with them."""
+    return Job(folder, tuple(options.words()), resolve(options.load()), strength)
 
-    plan = resolve(config)
-    about = {
-        key: value for key, value in to_dict(plan.config).items() if key not in BESIDE_THE_POINT
-    }
-    for key in BESIDE_THE_POINT_IN_TRAINING:
-        about["training"].pop(key, None)
-    for key in ("tasks", "methods", "flavour"):  # they have become the tasks and the method below
-        about.pop(key, None)
-    tasks = [
-        {k: v for k, v in to_dict(task).items() if k not in ("root", "part")} for task in plan.tasks
-    ]
-    return {
-        **about,
-        "method": {"name": config.method.name, **to_dict(plan.method)},
-        "learned": tasks,
-    }
+
+def plan_jobs(grid: Grid, output: Path) -> list[Job]:
+    """Return every run of a grid; raise all that is wrong with them as one error."""
+    jobs = []
+    problems = dict.fromkeys(find_conflicts(grid))
+    for order, method in itertools.product(grid.orders or (None,), grid.methods):
+        prefix = ""
+        if order is not None and len(grid.orders) > 1:
+            prefix = order.replace(" ", "").replace(",", "-").replace(":", "-") + "-"
+        for strength, seed in itertools.product(grid.strengths_of(method), grid.seeds):
+            label = method if strength is None else f"{method}@{strength:g}"
+            folder = output / f"{prefix}{label}-seed{seed}"
+            options = grid.options_of(order, method, seed, strength=strength)
+            try:
+                jobs.append(make_job(folder, options, strength))
+            except ConfigError as error:
+                problems.update(dict.fromkeys(error.problems))
+    for name, count in Counter(job.name for job in jobs).items():
+        if count > 1:
+            problems[f"two runs would be called {name}"] = None
+    if problems:
+        raise ConfigError(problems)
+    return jobs
 
 
 def find_state(job: Job) -> State:
-    """Whether the folder holds the whole run, part of it, or nothing; another experiment in it is an error."""
-    if not (job.folder / "config.yaml").is_file():
+    """Return how much of the run its folder holds; raise if it holds another experiment."""
+    if not holds_run(job.folder):
         return "new"
-    try:
-        found = identify(parse(RunConfig, read_yaml(job.folder / "config.yaml")))
-    except ConfigError as error:
-        listed = "; ".join(error.problems)
-        raise ConfigError(
-            [
-                f"{job.folder} holds a run whose settings would be refused now ({listed}); choose another --output"
-            ]
-        ) from error
-    differences = list(_differ(found, identify(job.config)))
-    if differences:
-        listed = "; ".join(differences[:3])
-        raise ConfigError(
-            [f"{job.folder} holds a run with other settings ({listed}); choose another --output"]
-        )
-    run = read_if_there(job)
+    provenance = read_object(job.folder / PROVENANCE) or {}
+    experiment = provenance.get("experiment")
+    if not isinstance(experiment, dict):
+        # missing or damaged: a resumed run compares its checkpoints, and writes the file again
+        return "begun"
+    refuse_differences(job.folder, experiment, job.plan.experiment())
+    run = read_scores(job)
     return "done" if run is not None and run.complete else "begun"
 
 
-def read_if_there(job: Job) -> Run | None:
-    """Return the run in the job's folder, as far as it got; None if it has no scores yet, or damaged ones.
+def read_scores(job: Job) -> Run | None:
+    """Return the run of a job as far as it got; None if its files are missing or damaged.
 
     Damaged files are written again when the run is resumed.
     """
-    if not (job.folder / "scores.json").is_file():
-        return None
     try:
         return read_run(job.folder)
     except DataError:
@@ -142,6 +154,7 @@ def read_if_there(job: Job) -> Run | None:
 
 def run_jobs(
     jobs: Sequence[Job],
+    *,
     at_once: int = 1,
     threads: int = 1,
     gpus: Sequence[str] = (),
@@ -149,103 +162,168 @@ def run_jobs(
     say: Callable[[str], None] | None = None,
     program: Sequence[str] = PROGRAM,
 ) -> list[Failure]:
-    """Make the runs, `at_once` at a time and each with so many threads; one that fails does not stop the others.
+    """Make the runs, and return those that failed; one that fails does not stop the others.
 
-    Ctrl-C, or the end of this process by a signal, stops all of them before it is passed on as KeyboardInterrupt.
+    at_once: processes at a time. extra: words that every run gets. say: receives a line on every
+    run that ends. Ctrl-C, or a signal that ends this process, stops all runs before it is passed
+    on as KeyboardInterrupt.
     """
-    crew = _Crew(program, threads, deque(gpus), extra)
-    waiting, failures, console = deque(jobs), [], Console(stderr=True, highlight=False)
-    say = say or (lambda line: console.print(line, soft_wrap=True, markup=False))
-    with _interruptible(), _show_progress(len(jobs), console) as progress, crew:
-        while waiting or crew.running:
-            while waiting and len(crew.running) < at_once:
-                crew.start(waiting.popleft())
-            for job, code, seconds in crew.collect():
-                if code:
-                    failures.append(Failure(job, code, last_line(job.folder / CONSOLE_LOG)))
-                say(failures[-1].describe() if code else _describe_success(job, seconds))
-                progress.finish(job)
-            progress.look(crew.running)
+    console = Console(stderr=True, highlight=False)
+    say = say or functools.partial(console.print, soft_wrap=True, markup=False)
+    bars = _Bars(console, len(jobs))
+    pool = _ProcessPool(program, threads, gpus, extra)
+    waiting = deque(jobs)
+    failures = []
+    with _interruptible(), bars.progress, pool:
+        while waiting or pool.running:
+            while waiting and len(pool.running) < at_once:
+                pool.start(waiting.popleft())
+            for run in pool.collect():
+                failure = run.find_failure()
+                if failure is None:
+                    say(run.describe_success())
+                else:
+                    failures.append(failure)
+                    say(failure.describe())
+                bars.finish(run.job)
+            bars.show([run.job for run in pool.running])
             time.sleep(PAUSE)
     return failures
 
 
 def last_line(path: Path) -> str:
-    """The last line of a log that says what went wrong, or that says anything."""
-    lines = (
-        path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
-    )
-    said = [line.strip() for line in lines if line.strip()]
-    errors = [
-        line for line in said if line.startswith("mcit: ")
-    ]  # what follows one are its details
-    return next(reversed(errors or said), "it printed nothing")
+    """Return the last line of a log that says what went wrong, or that says anything."""
+    lines = []
+    if path.is_file():
+        text = path.read_text(encoding="utf-8", errors="replace")
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+    # the lines after an error of ours are its details
+    errors = [line for line in lines if line.startswith("mcit: ")]
+    if not lines:
+        return "it printed nothing"
+    return (errors or lines)[-1]
 
 
-class _Crew:
-    """The processes under way; leaving its `with` block ends them."""
+def stop(processes: Sequence[subprocess.Popen], grace: float = GRACE) -> None:
+    """Ask processes and their children to stop as Ctrl-C would, and end those that do not."""
+    _signal(processes, signal.SIGINT)
+    end = time.monotonic() + grace
+    try:
+        while any(process.poll() is None for process in processes) and time.monotonic() < end:
+            time.sleep(PAUSE)
+    finally:
+        # a second Ctrl-C waits no longer
+        _signal(processes, signal.SIGKILL)
+        for process in processes:
+            process.wait()
+
+
+@dataclass(frozen=True)
+class _Running:
+    """A process that makes a run."""
+
+    job: Job
+    process: subprocess.Popen
+    gpu: str | None
+    started: float
+
+    def find_failure(self) -> Failure | None:
+        code = self.process.returncode
+        if code == 0:
+            return None
+        return Failure(self.job, code, last_line(self.job.folder / CONSOLE_LOG))
+
+    def describe_success(self) -> str:
+        minutes = (time.monotonic() - self.started) / 60
+        run = read_scores(self.job)
+        if run is None:
+            return f"{self.job.name}: {minutes:.1f} min"
+        return f"{self.job.name}: A_last {run.metrics['A_last']:.2f}, {minutes:.1f} min"
+
+
+class _ProcessPool:
+    """The runs under way; leaving its `with` block ends them."""
 
     def __init__(
-        self, program: Sequence[str], threads: int, gpus: deque[str], extra: Sequence[str]
+        self, program: Sequence[str], threads: int, gpus: Sequence[str], extra: Sequence[str]
     ):
-        self.program, self.threads, self.gpus, self.extra = program, threads, gpus, extra
-        self.running: dict[subprocess.Popen, Job] = {}
-        self._started: dict[subprocess.Popen, tuple[float, str | None]] = {}
+        self.program = program
+        self.environment = {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
+        self.free_gpus = deque(gpus)
+        self.extra = extra
+        self.running: list[_Running] = []
 
-    def __enter__(self) -> _Crew:
+    def __enter__(self) -> _ProcessPool:
         return self
 
     def __exit__(self, *error: object) -> None:
-        stop(list(self.running))
+        stop([run.process for run in self.running])
 
     def start(self, job: Job) -> None:
-        begun = find_state(job) == "begun"
-        gpu = self.gpus.popleft() if self.gpus else None
-        environment = {**os.environ, "OMP_NUM_THREADS": str(self.threads), "PYTHONUNBUFFERED": "1"}
-        if gpu is not None:
+        """Start a run, or continue it if it was begun."""
+        words = [*job.words, *self.extra, "--output", str(job.folder), "--quiet"]
+        if find_state(job) == "begun":
+            words.append("--resume")
+        environment = {**os.environ, **self.environment}
+        gpu = None
+        if self.free_gpus:
+            gpu = self.free_gpus.popleft()
             environment["CUDA_VISIBLE_DEVICES"] = gpu
-        words = [
-            *job.options,
-            *self.extra,
-            "--output",
-            str(job.folder),
-            "--quiet",
-            *(["--resume"] if begun else []),
-        ]
         make_folder(job.folder, "--output")
         with (job.folder / CONSOLE_LOG).open("a", encoding="utf-8") as log:
-            # a session of its own: Ctrl-C in the terminal reaches this process only, which then stops its children
             process = subprocess.Popen(
                 [*self.program, *words],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 env=environment,
+                # Ctrl-C in the terminal reaches this process only, which then stops its children
                 start_new_session=True,
             )
-        self.running[process] = job
-        self._started[process] = (time.monotonic(), gpu)
+        self.running.append(_Running(job, process, gpu, started=time.monotonic()))
 
-    def collect(self) -> Iterator[tuple[Job, int, float]]:
-        """The runs that ended since the last look, with their exit codes and seconds."""
-        for process in [process for process in self.running if process.poll() is not None]:
-            since, gpu = self._started.pop(process)
-            if gpu is not None:
-                self.gpus.append(gpu)
-            yield self.running.pop(process), process.returncode, time.monotonic() - since
+    def collect(self) -> list[_Running]:
+        """Return the runs that ended since the last call, and free their GPUs."""
+        ended = [run for run in self.running if run.process.poll() is not None]
+        for run in ended:
+            self.running.remove(run)
+            if run.gpu is not None:
+                self.free_gpus.append(run.gpu)
+        return ended
 
 
-def stop(processes: Sequence[subprocess.Popen], grace: float = GRACE) -> None:
-    """Ask the processes and their children to stop as Ctrl-C would, and end those that do not."""
-    _signal(processes, signal.SIGINT)
-    end = time.monotonic() + grace
-    try:
-        while any(process.poll() is None for process in processes) and time.monotonic() < end:
-            time.sleep(PAUSE)
-    finally:  # a second Ctrl-C waits no longer
-        _signal(processes, signal.SIGKILL)
-        for process in processes:
-            process.wait()
+class _Bars:
+    """On a terminal, a bar for all runs and one for each run under way that counts its tasks."""
+
+    def __init__(self, console: Console, total: int):
+        self.progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self.total = self.progress.add_task("runs", total=total)
+        self.bars: dict[Job, TaskID] = {}
+
+    def show(self, jobs: Sequence[Job]) -> None:
+        """Bring the bars of the runs under way up to date."""
+        if self.progress.disable:
+            return
+        for job in jobs:
+            if job not in self.bars:
+                self.bars[job] = self.progress.add_task(job.name, total=len(job.plan.tasks))
+            run = read_scores(job)
+            if run is not None:
+                self.progress.update(self.bars[job], completed=len(run.matrix.rows))
+
+    def finish(self, job: Job) -> None:
+        """Count a run that ended."""
+        if job in self.bars:
+            self.progress.remove_task(self.bars.pop(job))
+        self.progress.advance(self.total)
 
 
 def _signal(processes: Sequence[subprocess.Popen], number: int) -> None:
@@ -256,68 +334,16 @@ def _signal(processes: Sequence[subprocess.Popen], number: int) -> None:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """What asks this process to end is taken as Ctrl-C is, so that no run outlives it."""
+    """Take a signal that ends this process for Ctrl-C, so that no run outlives it."""
 
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    numbers = [signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
-    before = {number: signal.signal(number, interrupt) for number in numbers}
+    before = {}
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        before[number] = signal.signal(number, interrupt)
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-class _Bars:
-    """One bar for all runs, and one for each under way that counts its tasks."""
-
-    def __init__(self, progress: Progress, total: int):
-        self.progress, self.bars = progress, {}
-        self.all = progress.add_task("runs", total=total)
-
-    def look(self, running: Mapping[Any, Job]) -> None:
-        for job in running.values():
-            if job not in self.bars:
-                self.bars[job] = self.progress.add_task(job.name, total=None)
-            if not self.progress.disable and (run := read_if_there(job)) is not None:
-                self.progress.update(
-                    self.bars[job], completed=len(run.matrix.rows), total=len(run.tasks)
-                )
-
-    def finish(self, job: Job) -> None:
-        if job in self.bars:
-            self.progress.remove_task(self.bars.pop(job))
-        self.progress.advance(self.all)
-
-
-@contextmanager
-def _show_progress(total: int, console: Console) -> Iterator[_Bars]:
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as progress:
-        yield _Bars(progress, total)
-
-
-def _describe_success(job: Job, seconds: float) -> str:
-    run = read_if_there(job)
-    score = f"A_last {run.metrics['A_last']:.2f}, " if run is not None else ""
-    return f"{job.name}: {score}{seconds / 60:.1f} min"
-
-
-def _differ(found: Any, wanted: Any, where: str = "") -> Iterator[str]:
-    if isinstance(found, Mapping) and isinstance(wanted, Mapping):
-        for key in dict.fromkeys([*found, *wanted]):
-            yield from _differ(found.get(key), wanted.get(key), f"{where}.{key}" if where else key)
-    elif isinstance(found, list) and isinstance(wanted, list) and len(found) == len(wanted):
-        for number, (one, other) in enumerate(zip(found, wanted, strict=True)):
-            yield from _differ(one, other, f"{where}[{number}]")
-    elif found != wanted:
-        yield f"{where} {found!r} there, {wanted!r} here"

@@ -1,55 +1,57 @@
-"""Figures of runs: SVG and PDF for print, PNG for the screen, each with a title and a caption."""
+"""Figures of runs: SVG and PDF for print, PNG for screens, each with a title and a caption."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from mcit.reports.figures.curves import draw_averages, draw_sensitivity
-from mcit.reports.figures.data import Setting, make_settings
+from mcit.reports.figures.curves import draw_curves, draw_plasticity, draw_sensitivity
 from mcit.reports.figures.maps import draw_forgetting, draw_matrices
-from mcit.reports.figures.ranks import draw_critical_difference
-from mcit.reports.figures.style import Drawing, FigureFile, house_style, write_drawing
-from mcit.reports.figures.trade import draw_cost, draw_plasticity
-from mcit.reports.runs import Group
+from mcit.reports.figures.rows import draw_overview, draw_ranks
+from mcit.reports.figures.style import STYLES, Drawing, FigureFile, Style, drawing_in, write_drawing
+from mcit.reports.groups import Groups, split_settings
+from mcit.reports.significance import Comparison
+from mcit.reports.tables import make_slug, name_apart
 
-__all__ = [
-    "Drawing",
-    "FigureFile",
-    "draw_critical_difference",
-    "draw_figures",
-    "write_drawing",
-    "write_figures",
-]
-
-
-def write_figures(groups: Sequence[Group], folder: Path) -> list[FigureFile]:
-    """Draw every figure that the runs have data for, and none that they do not, into the folder."""
-    return [write_drawing(drawing, Path(folder)) for drawing in draw_figures(groups)]
+# each returns None if the groups lack what it shows
+FIGURES = (
+    draw_overview,
+    draw_matrices,
+    draw_curves,
+    draw_forgetting,
+    draw_sensitivity,
+    draw_plasticity,
+)
 
 
-def draw_figures(groups: Sequence[Group]) -> Iterator[Drawing]:
-    """The figures of each set of runs that learned the same tasks; their names tell the sets apart where several."""
-    settings = make_settings(groups)
-    with house_style():
-        for setting in settings:
-            for drawing in _draw_setting(setting):
-                yield (
-                    drawing
-                    if len(settings) == 1
-                    else replace(drawing, name=f"{drawing.name}-{setting.name}")
-                )
+def write_figures(
+    groups: Groups, comparison: Comparison | None, folder: Path, style: str = "screen"
+) -> list[FigureFile]:
+    """Draw every figure that the runs have data for into a folder."""
+    chosen = STYLES[style]
+    with drawing_in(chosen):
+        return [
+            write_drawing(drawing, folder) for drawing in draw_figures(groups, comparison, chosen)
+        ]
 
 
-def _draw_setting(setting: Setting) -> Iterator[Drawing]:
-    for drawn in (
-        draw_averages(setting),
-        *draw_matrices(setting),
-        *draw_forgetting(setting),
-        draw_sensitivity(setting),
-        draw_plasticity(setting),
-        draw_cost(setting),
-    ):
-        if drawn is not None:
-            yield drawn
+def draw_figures(groups: Groups, comparison: Comparison | None, style: Style) -> list[Drawing]:
+    """Return the figures of each setting, and that of the ranks."""
+    settings = split_settings(groups)
+    drawings = []
+    for setting, members in settings.items():
+        # the first figure of a setting stands next to its answer
+        opens = setting.name
+        for draw in FIGURES:
+            drawing = draw(members, style)
+            if drawing is None:
+                continue
+            drawing = replace(drawing, opens=opens)
+            opens = ""
+            if len(settings) > 1:
+                name = f"{drawing.name}-{make_slug(setting.name)}"
+                drawing = replace(drawing, name=name, title=f"{drawing.title}: {setting.name}")
+            drawings.append(drawing)
+    if comparison is not None and comparison.has_ranks:
+        drawings.append(draw_ranks(comparison, style))
+    return name_apart(drawings)

@@ -1,291 +1,280 @@
-"""Scores over the tasks, and over the strength of a method."""
+"""Scores over the sequence and over the strength of a method, and old tasks against new ones."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate, pairwise
 
 from matplotlib.axes import Axes
+from matplotlib.colors import to_hex, to_rgb
+from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from mcit import metrics
-from mcit.reports.figures.data import (
-    Series,
-    Setting,
-    Spread,
-    choose_series,
-    describe_seeds,
-    describe_shared,
-    describe_unfinished,
-    share_seeds,
-    spread,
-)
 from mcit.reports.figures.style import (
-    TEXT,
+    COLUMN,
+    LETTER,
     Drawing,
-    look_up,
+    Style,
+    add_legend,
     make_figure,
     make_handle,
-    measure_text,
-    plan_legend,
-    tint,
+    make_plain,
+    style_of,
+    wrap_label,
 )
+from mcit.reports.formats import Cell
+from mcit.reports.groups import Group, Groups
 from mcit.reports.runs import Run
+from mcit.reports.tables import measure, read_last, read_new, summarize
 
 MOST_LINES = 12
-REFERENCES = ("finetune", "joint")  # what a strength is held against
-MOST_BANDS = 6  # beyond this many, bands are a smear and bars are drawn
+MOST_PANELS = 12
+# the part of the room between two places over which points of several groups are spread
+DODGE = 0.35
+# percent that an axis covers at least: equal scores are not drawn as if they were far apart
+SHORTEST = 5.0
+# levels that a strength is compared with
+REFERENCES = ("finetune", "joint")
+SEEDS = "Bars are one standard deviation over seeds."
 
-Read = Callable[[Run], Sequence[float]]
+
+@dataclass(frozen=True)
+class Panel:
+    """A plot of scores over the sequence."""
+
+    title: str
+    # the scores of a run from checkpoint `first` on
+    read: Callable[[Run], Sequence[float]]
+    first: int = 0
+    # no line goes through scores on different tasks
+    line: bool = True
 
 
-def draw_averages(setting: Setting) -> Drawing | None:
-    """A_t, the average over what was seen, and A_new, the score on each task when it was learned, over the tasks."""
-    series, note = choose_series(setting, MOST_LINES)
-    if max(each.rows for each in series) < 2:
+def choose_groups(groups: Groups, most: int) -> list[Group]:
+    """Return the groups that learned two tasks; if they are too many, those that score highest."""
+    learned = [group for group in groups if group.learned > 1]
+    best = {group.name for group in sorted(learned, key=_score_now, reverse=True)[:most]}
+    return [group for group in learned if group.name in best]
+
+
+def draw_curves(groups: Groups, style: Style) -> Drawing | None:
+    """Draw the score over the sequence: of all classes seen, or of each task by itself."""
+    shown = choose_groups(groups, MOST_LINES)
+    if not shown:
         return None
-    title = f"Average and new-task score: {setting.title}"
-    colours = shade_series(series)
-    legend = plan_legend(
-        [make_handle(each.label, each.method, c) for each, c in zip(series, colours, strict=True)],
-        TEXT,
-    )
-    figure = make_figure(TEXT, 2.5 + legend.height + (0.6 if _is_slanted(setting) else 0), title)
-    left, right = figure.subplots(
-        1, 2, sharey=True
-    )  # both are scores: one scale, so that they compare
-    for axes, read, name in (
-        (left, lambda run: metrics.average_seen(run.matrix), "$A_t$, all tasks seen (%)"),
-        (
-            right,
-            lambda run: metrics.score_when_learned(run.matrix),
-            "$A_{new}$, the task just learned (%)",
-        ),
-    ):
-        _draw_lines(axes, setting, series, colours, read)
-        _mark_tasks(axes, setting)
-        axes.set_ylabel(name)
-        axes.tick_params(labelleft=True)
-    legend.draw(figure)
-    return Drawing("average", title, _describe_averages(setting, series) + note, figure)
+    setting = groups[0].setting
+    xlabel = "after task"
+    places = list(range(1, len(setting.tasks) + 1))
+    across = min(len(setting.tasks), 2 * style.across)
+    height = 1.5
+    panels = [
+        Panel(make_plain(f"{task + 1} {name}"), partial(_read_task, task), first=task)
+        for task, name in enumerate(setting.tasks[:MOST_PANELS])
+    ]
+    caption = "Score on each task after it and every later task was learned."
+    if setting.classes:
+        xlabel = "classes seen"
+        places = list(accumulate(setting.classes))
+        across = style.across
+        height = 2.1
+        panels = [
+            Panel("all classes seen, $A_t$", _read_seen),
+            Panel("the task just learned, $A_{new}$", _read_learned, line=False),
+        ]
+        caption = (
+            "Accuracy over all classes seen, and over those just learned, where methods stand "
+            "side by side."
+        )
+    figure, grid = _make_panels(style.width, across, len(panels), height)
+    colors = shade(shown)
+    letters = int(style.width / across / LETTER) - 4
+    dodge = DODGE * min(later - earlier for earlier, later in pairwise(places))
+    for axes, panel in zip(grid, panels, strict=True):
+        for number, (group, color) in enumerate(zip(shown, colors, strict=True)):
+            columns = zip(*(panel.read(run) for run in group.runs), strict=True)
+            cells = [summarize(values) for values in columns]
+            shift = 0.0
+            if not panel.line:
+                # equal scores stand side by side
+                shift = dodge * ((number + 0.5) / len(shown) - 0.5)
+            at = [place + shift for place in places[panel.first : group.learned]]
+            _draw_line(axes, group, at, cells, color, line=panel.line)
+        axes.set_title(wrap_label(panel.title, letters))
+        axes.set_ylabel("score (%)")
+        axes.set_xlabel(xlabel)
+        margin = 0.05 * (places[-1] - places[0])
+        axes.set_xlim(places[0] - margin, places[-1] + margin)
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        axes.grid(axis="y")
+        axes.label_outer()
+    looks = zip(shown, colors, strict=True)
+    handles = [make_handle(style.label(group), style_of(group), color) for group, color in looks]
+    add_legend(figure, handles)
+    return Drawing("curves", "Scores over the sequence", f"{caption} {SEEDS}", figure)
 
 
-def draw_sensitivity(setting: Setting) -> Drawing | None:
-    """A_last and the mean A_new over the strength, for every method that was run with several."""
-    families = _find_families(setting)
+def draw_sensitivity(groups: Groups, style: Style) -> Drawing | None:
+    """Draw A_last and mean A_new over the strength, for methods that were run with several."""
+    complete = [group for group in groups if group.complete]
+    families: dict[str, list[Group]] = {}
+    for group in complete:
+        if group.strength is not None:
+            families.setdefault(style.label(group.family), []).append(group)
+    families = {name: family for name, family in families.items() if len(family) > 1}
     if not families:
         return None
-    title = f"Sensitivity to the strength: {setting.title}"
-    references = [each for each in setting.series if each.method in REFERENCES and each.finished]
-    handles = [make_handle(label, family[0].method) for label, family in families.items()]
-    handles += [make_handle(each.label, each.method, marker=False) for each in references]
-    legend = plan_legend(handles, TEXT)
-    figure = make_figure(TEXT, 2.5 + legend.height, title)
-    left, right = figure.subplots(1, 2)
-    hollow = any(len(each.runs) > 1 for family in families.values() for each in family)
-    for axes, read, name in (
-        (left, lambda run: run.metrics["A_last"], "$A_{last}$ (%)"),
-        (right, mean_when_learned, "mean $A_{new}$ (%)"),
-    ):
-        for label, family in families.items():
-            _draw_family(axes, label, family, read, hollow)
-        for each in references:
-            look = look_up(each.method)
-            axes.axhline(
-                each.spread(read).mean,
-                color=look.colour,
-                linestyle=look.line,
-                linewidth=1,
-                label=each.label,
-            )
-        _set_strengths(axes, families)
+    references = [group for group in complete if group.method in REFERENCES]
+    strengths = [_strength(group) for family in families.values() for group in family]
+    smallest = min(filter(None, strengths), default=1.0)
+    lowest = smallest / 2
+    if min(strengths) == 0:
+        # it has a place left of all others
+        lowest = -smallest / 2
+    figure, grid = _make_panels(style.width, style.across, 2, 2.1)
+    for axes, read, name in zip(grid, (read_last, read_new), ("last", "new"), strict=True):
+        for family in families.values():
+            family = sorted(family, key=_strength)
+            # a line through strengths with different seeds would compare the seeds
+            seeds = set.intersection(*(set(group.seeds) for group in family))
+            cells = []
+            for group in family:
+                runs = [run for run in group.runs if run.seed in seeds] or group.runs
+                cells.append(summarize([read(run) for run in runs]))
+            color = style_of(family[0]).color
+            _draw_line(axes, family[0], [_strength(group) for group in family], cells, color)
+        for group in references:
+            look = style_of(group)
+            axes.axhline(measure(read, group).mean, color=look.color, linestyle=look.line)
+        axes.set_xscale("symlog", linthresh=smallest)
+        axes.set_xlim(lowest, 1.6 * max(strengths))
         axes.set_xlabel("strength")
-        axes.set_ylabel(name)
+        axes.set_ylabel(f"$A_{{{name}}}$ (%)")
         axes.grid(axis="y")
-    legend.draw(figure)
-    return Drawing("sensitivity", title, _describe_sensitivity(families, references), figure)
-
-
-def mean_when_learned(run: Run) -> float:
-    """How well tasks were learned, on average, when it was their turn: plasticity."""
-    learned = metrics.score_when_learned(run.matrix)
-    return sum(learned) / len(learned)
-
-
-def shade_series(series: Sequence[Series]) -> list[str]:
-    """Every method's own colour; paler for the smaller of several strengths that are drawn."""
-    colours = []
-    for each in series:
-        same = [other for other in series if other.method == each.method]
-        share = 1.0 if len(same) == 1 else 0.4 + 0.6 * same.index(each) / (len(same) - 1)
-        colours.append(tint(look_up(each.method).colour, share))
-    return colours
-
-
-def _draw_lines(
-    axes: Axes, setting: Setting, series: Sequence[Series], colours: Sequence[str], read: Read
-) -> None:
-    places = list(_places(setting))
-    step = min((b - a for a, b in pairwise(places)), default=1)
-    bars = len(series) > MOST_BANDS and any(len(each.runs) > 1 for each in series)
-    for number, (each, colour) in enumerate(zip(series, colours, strict=True)):
-        look, points, at = look_up(each.method), _spread_rows(each, read), places[: each.rows]
-        mean, deviation = [point.mean for point in points], [point.deviation for point in points]
-        if bars:  # side by side, so that they do not hide each other
-            at = [place + 0.3 * step * (number / (len(series) - 1) - 0.5) for place in at]
-        if deviation[0] is not None and bars:
-            axes.errorbar(
-                at, mean, deviation, color=colour, linestyle="none", elinewidth=0.6, capsize=0
-            )
-        elif deviation[0] is not None:
-            low, high = (
-                [m + sign * d for m, d in zip(mean, deviation, strict=True)] for sign in (-1, 1)
-            )
-            axes.fill_between(at, low, high, color=colour, alpha=0.15, linewidth=0)
-        axes.plot(at, mean, color=colour, marker=look.marker, linestyle=look.line, label=each.label)
-
-
-def _spread_rows(series: Series, read: Read) -> list[Spread]:
-    return [
-        spread(list(values)) for values in zip(*(read(run) for run in series.runs), strict=True)
-    ]
-
-
-def _places(setting: Setting) -> Sequence[float]:
-    return setting.classes_seen or range(1, len(setting.tasks) + 1)
-
-
-def _mark_tasks(axes: Axes, setting: Setting) -> None:
-    axes.grid(axis="y")
-    axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
-    places = list(_places(setting))
-    margin = 0.06 * (places[-1] - places[0] or 1)
-    axes.set_xlim(places[0] - margin, places[-1] + margin)
-    if setting.classes_seen:
-        axes.set_xlabel("classes seen")
-        axes.set_xticks(places if len(places) <= 12 else places[:: -(-len(places) // 12)])
-        return
-    names = setting.short_tasks
-    axes.set_xlabel("after task")
-    slanted = _is_slanted(setting)
-    axes.set_xticks(
-        places, names, rotation=35 if slanted else 0, ha="right" if slanted else "center"
+    handles = [make_handle(name, style_of(family[0])) for name, family in families.items()]
+    handles += [make_handle(style.label(group), style_of(group)) for group in references]
+    add_legend(figure, handles)
+    caption = (
+        "A_last and mean A_new over the strength, which has a unit of its own for each method; "
+        f"points have the seeds that all strengths of a method have. {SEEDS}"
     )
-    if slanted:
-        for label in axes.get_xticklabels():
-            label.set_rotation_mode("anchor")
+    return Drawing("sensitivity", "Sensitivity to the strength", caption, figure)
 
 
-def _is_slanted(setting: Setting) -> bool:
-    """Whether the names of the tasks are too wide to stand side by side."""
-    if setting.classes_seen:
-        return False
-    names = setting.short_tasks
-    return (max(map(measure_text, names)) + 0.08) * len(names) > 2.7
-
-
-def _describe_averages(setting: Setting, series: Sequence[Series]) -> str:
-    kind = "Bands" if len(series) <= MOST_BANDS else "Bars"
-    band = (
-        f" {kind} are one standard deviation over seeds."
-        if any(len(each.runs) > 1 for each in series)
-        else ""
-    )
-    where = "classes seen" if setting.classes_seen else "tasks learned"
-    ended = [each for each in series if each.finished]
-    found = ""
-    if len({frozenset(run.seed for run in each.runs) for each in ended}) > 1:
-        found = (
-            " Not all were run with the same seeds, so that lines may differ for that reason alone."
-        )
-    elif len(ended) > 1:
-        last = {each.label: each.spread(lambda run: run.metrics["A_last"]) for each in ended}
-        best, worst = (pick(last, key=lambda label: last[label].mean) for pick in (max, min))
-        found = f" {best} ends highest ({last[best].describe()} %), {worst} lowest ({last[worst].describe()} %)."
-    return (
-        f"Left: average score over all tasks seen, by {where}; right: score on each task just after it was learned; "
-        f"{describe_seeds(series)}.{band}{found}{describe_unfinished(series)}"
-    )
-
-
-def _find_families(setting: Setting) -> dict[str, list[Series]]:
-    """Groups of one method that differ in their strength, by what the legend calls them, weakest first."""
-    families: dict[str, list[Series]] = {}
-    for each in setting.series:
-        if each.strength is not None and each.finished:
-            families.setdefault(each.family, []).append(each)
-    ordered = {
-        label: sorted(family, key=lambda each: each.strength) for label, family in families.items()
-    }
-    return {
-        label: family
-        for label, family in ordered.items()
-        if len({each.strength for each in family}) > 1
-    }
-
-
-def _draw_family(
-    axes: Axes, label: str, family: Sequence[Series], read: Callable[[Run], float], hollow: bool
-) -> None:
-    look = look_up(family[0].method)
-    shared = share_seeds(family)
-    x, y = [each.strength for each in shared], [each.spread(read).mean for each in shared]
-    face = "white" if hollow else look.colour
-    axes.plot(
-        x,
-        y,
-        color=look.colour,
-        linestyle=look.line,
-        marker=look.marker,
-        markerfacecolor=face,
-        label=label,
-    )
-    points = [(each.strength, each.spread(read)) for each in family]
-    several = [(strength, point) for strength, point in points if point.deviation is not None]
-    if several:
+def draw_plasticity(groups: Groups, style: Style) -> Drawing | None:
+    """Draw the score on earlier tasks at the end against the score on tasks when learned."""
+    shown = [group for group in groups if group.complete]
+    if len(shown) < 2 or len(shown[0].tasks) < 2:
+        return None
+    figure = make_figure(COLUMN, 2.6)
+    axes = figure.subplots()
+    handles = []
+    for group, color in zip(shown, shade(shown), strict=True):
+        look = style_of(group)
+        new = measure(read_new, group)
+        old = measure(_read_old_at_end, group)
         axes.errorbar(
-            [strength for strength, _ in several],
-            [point.mean for _, point in several],
-            [point.deviation for _, point in several],
-            color=look.colour,
+            new.mean,
+            old.mean,
+            old.spread,
+            new.spread,
+            color=color,
             marker=look.marker,
             linestyle="none",
-            elinewidth=1,
+            elinewidth=0.8,
         )
+        handles.append(make_handle(style.label(group), look, color, line=False))
+    axes.set_xlabel("new tasks: mean $A_{new}$ (%)")
+    axes.set_ylabel("earlier tasks at the end (%)")
+    axes.margins(0.12)
+    axes.set_xlim(_widen(*axes.get_xlim()))
+    axes.set_ylim(_widen(*axes.get_ylim()))
+    axes.grid()
+    add_legend(figure, handles)
+    caption = (
+        "Score over all tasks but the last, at the end (up: less forgotten), against the mean "
+        f"score on tasks just after they were learned (right: learned better). {SEEDS}"
+    )
+    return Drawing("plasticity", "Old tasks against new ones", caption, figure)
 
 
-def _set_strengths(axes: Axes, families: dict[str, list[Series]]) -> None:
-    strengths = sorted({each.strength for family in families.values() for each in family})
-    positive = [strength for strength in strengths if strength > 0]
-    if strengths[0] > 0:
-        axes.set_xscale("log")
-        axes.set_xlim(positive[0] / 1.6, positive[-1] * 1.6)
-    else:  # no strength at all has its place left of the smallest
-        axes.set_xscale("symlog", linthresh=positive[0] if positive else 1.0)
+def shade(groups: Groups) -> list[str]:
+    """Return each method's own color, paler for the first of several groups that share it."""
+    colors = []
+    for group in groups:
+        look = style_of(group)
+        same = [other.name for other in groups if style_of(other) == look]
+        place = same.index(group.name) + 1
+        strength = 0.35 + 0.65 * place / len(same)
+        red, green, blue = (1 - strength * (1 - part) for part in to_rgb(look.color))
+        colors.append(to_hex((red, green, blue)).upper())
+    return colors
 
 
-def _describe_references(references: Sequence[Series]) -> str:
-    """The names of level lines with their seeds, which may be others than those of the points."""
-    return "; ".join(
-        f"{each.label}, seeds {', '.join(str(run.seed) for run in each.runs)}"
-        for each in references
+def _make_panels(width: float, across: int, count: int, height: float) -> tuple[Figure, list[Axes]]:
+    """Return a figure of panels with one scale, without empty ones."""
+    across = min(count, across)
+    down = -(-count // across)
+    figure = make_figure(width, height * down)
+    grid = figure.subplots(down, across, squeeze=False, sharey=True)
+    panels = list(grid.flat)
+    for axes in panels[count:]:
+        axes.remove()
+    return figure, panels[:count]
+
+
+def _draw_line(
+    axes: Axes,
+    group: Group,
+    places: Sequence[float],
+    cells: Sequence[Cell],
+    color: str,
+    line: bool = True,
+) -> None:
+    look = style_of(group)
+    means = [cell.mean for cell in cells]
+    spreads = [cell.spread or 0.0 for cell in cells]
+    shown = look.line if line else "none"
+    bars = spreads if any(spreads) else None
+    axes.errorbar(
+        places,
+        means,
+        bars,
+        label=group.name,
+        color=color,
+        marker=look.marker,
+        linestyle=shown,
+        elinewidth=0.6,
     )
 
 
-def _describe_sensitivity(families: dict[str, list[Series]], references: Sequence[Series]) -> str:
-    parts = []
-    for label, family in families.items():
-        best = max(
-            share_seeds(family),
-            key=lambda each: each.spread(lambda run: run.metrics["A_last"]).mean,
-        )
-        value = best.spread(lambda run: run.metrics["A_last"])
-        parts.append(f"{label} is best at strength {best.strength:g} (A_last {value.describe()} %)")
-    drawn = [each for family in families.values() for each in family]
-    told = describe_shared(list(families.values()))
-    lines = f" Level lines: {_describe_references(references)}." if references else ""
-    return (
-        f"A_last (left) and mean A_new (right) over the method's strength; {describe_seeds(drawn)}.{told}{lines} "
-        + "; ".join(parts)
-        + ". Each method's strength has a unit of its own."
-    )
+def _widen(low: float, high: float) -> tuple[float, float]:
+    """Return the limits of an axis, apart by SHORTEST at least."""
+    more = max(0.0, SHORTEST - (high - low)) / 2
+    return low - more, high + more
+
+
+def _read_task(task: int, run: Run) -> list[float]:
+    return [row[task] for row in run.matrix.rows[task:]]
+
+
+def _read_seen(run: Run) -> Sequence[float]:
+    return metrics.average_seen(run.matrix)
+
+
+def _read_learned(run: Run) -> Sequence[float]:
+    return metrics.score_when_learned(run.matrix)
+
+
+def _read_old_at_end(run: Run) -> float | None:
+    return metrics.average_old(run.matrix)[-1]
+
+
+def _strength(group: Group) -> float:
+    return group.strength or 0.0
+
+
+def _score_now(group: Group) -> float:
+    return read_last(group.runs[0]) or 0.0

@@ -1,241 +1,241 @@
-"""How figures look: sizes for print, colours that everybody can tell apart, files that are the same every time."""
+"""How figures look: for screens or for papers, with one line style per method everywhere."""
 
 from __future__ import annotations
 
-import functools
-import math
+import textwrap
 import unicodedata
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
-from matplotlib.font_manager import FontProperties
 from matplotlib.lines import Line2D
-from matplotlib.textpath import TextPath
 
-COLUMN, TEXT = 3.3, 6.9  # widths in inches of a column and of a page's text
-TALLEST = 8.6  # what a page has room for, above its caption
-SMALLEST = 7  # points
-DOTS = 200  # per inch, of the PNG
+from mcit.files import DRAFT
+from mcit.reports.groups import Group
 
-# Okabe and Ito's colours, without the yellow that white paper swallows, and a grey.
-BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
-BLUE, VERMILLION, PURPLE, GREY = "#0072B2", "#D55E00", "#CC79A7", "#7F7F7F"
-COLOURS = (BLACK, ORANGE, SKY, GREEN, BLUE, VERMILLION, PURPLE, GREY)
+if TYPE_CHECKING:
+    from matplotlib.typing import LineStyleType, RcKeyType
 
-RULES = {
-    "font.family": "DejaVu Sans",  # ships with matplotlib, so that every machine has it
+# the width of a column of a paper, in inches
+COLUMN = 3.3
+SMALLEST = 7
+DOTS_PER_INCH = 200
+# inches that a letter of the smallest size takes, and letters of a label before it is wrapped
+LETTER = 0.068
+LONGEST = 26
+
+# the forms of a figure, without the dates that matplotlib would put into them
+METADATA = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": None}
+
+RULES: dict[RcKeyType, Any] = {
     "font.size": 8,
     "axes.titlesize": 8,
     "axes.titlelocation": "left",
-    "axes.labelsize": 8,
     "xtick.labelsize": SMALLEST,
     "ytick.labelsize": SMALLEST,
     "legend.fontsize": SMALLEST,
-    "figure.titlesize": 9,
     "axes.linewidth": 0.6,
-    "xtick.major.width": 0.6,
-    "ytick.major.width": 0.6,
-    "xtick.major.size": 2.5,
-    "ytick.major.size": 2.5,
-    "xtick.minor.size": 1.5,
     "lines.linewidth": 1.2,
     "lines.markersize": 4,
-    "errorbar.capsize": 2,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.axisbelow": True,
     "grid.linewidth": 0.4,
     "grid.color": "#DDDDDD",
     "legend.frameon": False,
-    "legend.columnspacing": 1.2,
     "mathtext.default": "regular",
     "image.interpolation": "nearest",
-    "svg.hashsalt": "mcit",  # otherwise the names inside an SVG are drawn at random
-    "svg.fonttype": "path",
+    # otherwise the names inside an SVG are drawn at random
+    "svg.hashsalt": "mcit",
     "pdf.fonttype": 42,
 }
 
 
 @dataclass(frozen=True)
-class Look:
-    """The colour, the marker and the line of a method."""
+class Style:
+    """Where figures are shown; the fonts ship with matplotlib, so that every machine has them."""
 
-    colour: str
-    marker: str
-    line: Any  # as matplotlib understands it
+    width: float
+    # panels side by side
+    across: int
+    # whether methods are called as papers call them
+    paper_names: bool = False
+    rules: dict[RcKeyType, Any] = field(default_factory=dict)
 
-
-LOOKS = {
-    "finetune": Look(BLACK, "o", ":"),
-    "joint": Look(BLACK, "^", "--"),
-    "single": Look(BLACK, "s", "--"),
-    "ewc": Look(BLUE, "s", "-"),
-    "ewc_dr": Look(VERMILLION, "o", "-"),
-    "ewc_lo": Look(GREEN, "^", "-"),
-    "online_ewc": Look(SKY, "D", "-"),
-    "mas": Look(PURPLE, "v", "-"),
-    "si": Look(ORANGE, "d", "-"),
-    "l2_anchor": Look(GREY, "s", "--"),
-    "freeze_encoder": Look(GREY, "v", ":"),
-    "freeze_bottom": Look(GREY, "^", "-."),
-    "adapters": Look(SKY, "o", "--"),
-    "replay": Look(ORANGE, "s", "--"),
-    "lwf": Look(PURPLE, "s", "--"),
-}
-# For the methods of anybody else: markers that none above has.
-OTHER_MARKERS = ("P", "X", "p", "h", "*", "8", "<", ">")
-OTHER_LINES = ("-", "--", "-.", (0, (5, 1, 1, 1, 1, 1)))
+    def label(self, group: Group) -> str:
+        """Return the name of a group, ready to be drawn."""
+        return make_plain(group.paper_name if self.paper_names else group.name)
 
 
-def make_plain(text: str) -> str:
-    """Return a name as matplotlib must be given it: its dollars begin no formula, and SVG can hold its characters."""
-    shown = "".join(
-        "\N{REPLACEMENT CHARACTER}" if unicodedata.category(c) in ("Cc", "Cs") else c for c in text
-    )
-    return shown.replace("$", "\\$")
-
-
-def read_plain(text: str) -> str:
-    """Return the text whose names `make_plain` made fit to be drawn, for readers of all else."""
-    return text.replace("\\$", "$")
-
-
-def look_up(method: str) -> Look:
-    """The look of a method; it depends on the name only, never on what else is drawn."""
-    if method in LOOKS:
-        return LOOKS[method]
-    number = zlib.crc32(method.encode())
-    colour, number = COLOURS[number % len(COLOURS)], number // len(COLOURS)
-    marker, number = OTHER_MARKERS[number % len(OTHER_MARKERS)], number // len(OTHER_MARKERS)
-    return Look(colour, marker, OTHER_LINES[number % len(OTHER_LINES)])
+SCREEN = Style(6.9, across=2, rules={"font.family": "DejaVu Sans"})
+PAPER = Style(
+    COLUMN,
+    across=1,
+    paper_names=True,
+    rules={"font.family": "STIXGeneral", "mathtext.fontset": "stix"},
+)
+STYLES = {"screen": SCREEN, "paper": PAPER}
 
 
 @dataclass(frozen=True)
-class FigureFile:
-    """A figure in its three files, with what stands above and below it."""
+class LineStyle:
+    """The color, the marker and the line of a method."""
 
-    name: str
-    title: str
-    caption: str
-    svg: Path
-    png: Path
-    pdf: Path
+    color: str
+    marker: str
+    line: LineStyleType = "-"
+
+
+LINE_STYLES = {
+    "finetune": LineStyle("#4D4D4D", "o", ":"),
+    "joint": LineStyle("#000000", "^", "--"),
+    "single": LineStyle("#9E9E9E", "s", "--"),
+    "ewc": LineStyle("#0072B2", "s"),
+    "ewc_dr": LineStyle("#D55E00", "o"),
+    "ewc_lo": LineStyle("#009E73", "^"),
+    "online_ewc": LineStyle("#56B4E9", "D"),
+    "mas": LineStyle("#CC79A7", "v"),
+    "si": LineStyle("#E69F00", "d"),
+    "lwf": LineStyle("#882255", "s", "--"),
+    "replay": LineStyle("#999933", "P", "--"),
+    "l2_anchor": LineStyle("#332288", "X", "-."),
+    "adapters": LineStyle("#117733", "p", "-."),
+    "freeze_encoder": LineStyle("#AA4499", "v", "-."),
+    "freeze_bottom": LineStyle("#661100", "^", "-."),
+}
+# for all other methods: colors that none above has
+OTHER_COLORS = (
+    "#44AA99",
+    "#CC6677",
+    "#C2A83E",
+    "#6C8EBF",
+    "#8BBF3F",
+    "#FF7F6E",
+    "#1B3A6B",
+    "#9F7FDB",
+)
+OTHER_MARKERS = ("h", "*", "8", "<", ">", "H", "P", "X")
 
 
 @dataclass(frozen=True, eq=False)
 class Drawing:
-    """A figure that is not written yet. The title is drawn in it, the caption is not."""
+    """A figure that is not written yet; its title and caption stand outside of it."""
 
     name: str
     title: str
     caption: str
     figure: Figure
-
-
-@contextmanager
-def house_style() -> Iterator[None]:
-    """Inside, matplotlib draws in this style, whatever the user's own settings are; outside, nothing has changed."""
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update(RULES)
-        yield
-
-
-def make_figure(width: float, height: float, title: str, layout: str = "constrained") -> Figure:
-    """An empty figure with its title; call it, and draw on it, inside `house_style`.
-
-    With the layout `none` whoever draws places the axes, below the title's line.
-    """
-    figure = Figure(figsize=(width, height), layout=layout)
-    FigureCanvasAgg(figure)
-    place = {} if layout == "constrained" else {"y": 1 - 0.05 / height, "va": "top"}
-    figure.suptitle(title, x=0.05 / width, ha="left", **place)
-    return figure
+    # the setting whose answer it stands next to
+    opens: str = ""
 
 
 @dataclass(frozen=True)
-class Legend:
-    """What stands in so many rows under a figure."""
+class FigureFile:
+    """A figure in its three files, with its title and caption."""
 
-    handles: Sequence[Line2D]
-    rows: int
-    columns: int
-    lines: bool
-
-    @property
-    def height(self) -> float:
-        """Inches that the figure needs for it."""
-        return 0.155 * self.rows
-
-    def draw(self, figure: Figure) -> None:
-        # read row by row, where matplotlib fills columns first
-        order = [
-            row * self.columns + column
-            for column in range(self.columns)
-            for row in range(self.rows)
-        ]
-        kept = [self.handles[place] for place in order if place < len(self.handles)]
-        length = 2.6 if self.lines else 1.0
-        figure.legend(
-            handles=kept, loc="outside lower left", ncols=self.columns, handlelength=length
-        )
+    name: str
+    title: str
+    caption: str
+    opens: str
+    svg: Path
+    png: Path
+    pdf: Path
 
 
-def plan_legend(handles: Sequence[Line2D], width: float, lines: bool = True) -> Legend:
-    """The legend of these handles in a figure so many inches wide."""
-    widest = max((measure_text(handle.get_label()) for handle in handles), default=0.0) + (
-        0.52 if lines else 0.34
+def find_line_style(method: str, classifier: str | None = None) -> LineStyle:
+    """Return the line style of a method, which depends on nothing but the names."""
+    number = zlib.crc32(method.encode())
+    color = OTHER_COLORS[number % len(OTHER_COLORS)]
+    marker = OTHER_MARKERS[number // len(OTHER_COLORS) % len(OTHER_MARKERS)]
+    style = LINE_STYLES.get(method, LineStyle(color, marker))
+    if classifier is None:
+        return style
+    marker = OTHER_MARKERS[zlib.crc32(classifier.encode()) % len(OTHER_MARKERS)]
+    return LineStyle(style.color, marker, "--")
+
+
+def style_of(group: Group) -> LineStyle:
+    """Return the line style of a group."""
+    return find_line_style(group.method, group.classifier)
+
+
+@contextmanager
+def drawing_in(style: Style) -> Iterator[None]:
+    """Make matplotlib draw in this style inside, whatever the user's own settings are."""
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update({**RULES, **style.rules})
+        yield
+
+
+def make_figure(width: float, height: float) -> Figure:
+    """Return an empty figure; call this, and draw, inside `drawing_in`."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def make_handle(label: str, look: LineStyle, color: str = "", line: bool = True) -> Line2D:
+    """Return the entry of a legend."""
+    shown = look.line if line else "none"
+    return Line2D(
+        [], [], color=color or look.color, marker=look.marker, linestyle=shown, label=label
     )
-    columns = max(1, min(len(handles), int((width - 0.1) / widest)))
-    rows = math.ceil(len(handles) / columns)
-    return Legend(handles, rows, math.ceil(len(handles) / max(rows, 1)), lines)
 
 
-def make_handle(
-    label: str, method: str, colour: str | None = None, line: bool = True, marker: bool = True
-) -> Line2D:
-    """A method's line and marker for a legend."""
-    look = look_up(method)
-    style = {
-        "linestyle": look.line if line else "none",
-        "marker": look.marker if marker else "none",
-    }
-    return Line2D([], [], color=colour or look.colour, label=label, **style)
+def add_legend(figure: Figure, handles: Sequence[Any]) -> None:
+    """Add a legend under the figure, which grows by the room that it needs."""
+    width, height = figure.get_size_inches()
+    longest = max(len(handle.get_label()) for handle in handles)
+    columns = max(1, min(len(handles), int(width / (LETTER * longest + 0.55))))
+    rows = -(-len(handles) // columns)
+    figure.set_size_inches(width, height + 0.16 * rows + 0.08)
+    # matplotlib fills columns first; with this order they are read row by row
+    ordered = [handle for first in range(columns) for handle in handles[first::columns]]
+    figure.legend(handles=ordered, loc="outside lower left", ncols=columns)
 
 
-def tint(colour: str, share: float) -> str:
-    """A colour mixed with white; the share is how much of it remains."""
-    return to_hex([1 - share * (1 - part) for part in to_rgb(colour)]).upper()
+def wrap_label(text: str, letters: int = LONGEST) -> str:
+    """Return a label in lines of at most so many letters, broken before brackets if it must be."""
+    if len(text) > letters:
+        text = text.replace("[", " [")
+    return "\n".join(textwrap.wrap(text, letters)) or text
 
 
-@functools.cache
-def measure_text(text: str, size: float = SMALLEST) -> float:
-    """The width of a text in inches, in the house's font."""
-    box = TextPath(
-        (0, 0), text or " ", size=size, prop=FontProperties(family=RULES["font.family"])
-    ).get_extents()
-    return float(box.width) / 72 if text.strip() else 0.0
+def count_lines(labels: Sequence[str]) -> int:
+    """Return the number of lines of the longest label."""
+    return max(label.count("\n") + 1 for label in labels)
+
+
+def make_plain(text: str) -> str:
+    """Return a name that matplotlib draws as it stands: no formula, no character that SVG lacks."""
+    shown = [
+        "\N{REPLACEMENT CHARACTER}" if unicodedata.category(letter) in ("Cc", "Cs") else letter
+        for letter in text
+    ]
+    return "".join(shown).replace("$", "\\$")
 
 
 def write_drawing(drawing: Drawing, folder: Path) -> FigureFile:
-    """Write SVG, PDF and PNG; the same drawing gives the same bytes, on any day."""
+    """Write SVG, PDF and PNG; the same drawing gives the same bytes on any day."""
     folder.mkdir(parents=True, exist_ok=True)
-    svg, png, pdf = (folder / f"{drawing.name}.{suffix}" for suffix in ("svg", "png", "pdf"))
-    title, caption = read_plain(drawing.title), read_plain(drawing.caption)
-    with house_style():
-        drawing.figure.draw_without_rendering()
-        drawing.figure.set_layout_engine("none")  # laid out once, the same for all files
-        drawing.figure.savefig(svg, metadata={"Date": None, "Title": title, "Description": caption})
+    drawing.figure.draw_without_rendering()
+    # laid out once, the same for all files
+    drawing.figure.set_layout_engine("none")
+    paths = {}
+    for form, metadata in METADATA.items():
+        paths[form] = folder / f"{drawing.name}.{form}"
+        draft = folder / f"{drawing.name}.{form}{DRAFT}"
+        # a page in dark colors shows through an SVG
+        clear = form == "svg"
         drawing.figure.savefig(
-            pdf, metadata={"CreationDate": None, "Title": title, "Subject": caption}
+            draft, format=form, dpi=DOTS_PER_INCH, transparent=clear, metadata=metadata
         )
-        drawing.figure.savefig(png, dpi=DOTS, metadata={"Title": title, "Description": caption})
-    return FigureFile(drawing.name, title, caption, svg, png, pdf)
+        draft.replace(paths[form])
+    return FigureFile(drawing.name, drawing.title, drawing.caption, drawing.opens, **paths)

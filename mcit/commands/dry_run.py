@@ -1,0 +1,175 @@
+"""`mcit run --dry-run`: every hook is called on a few batches, and the cost is estimated."""
+
+from __future__ import annotations
+
+import copy
+import math
+import resource
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from torch.optim import Optimizer
+
+from mcit.method import Stage
+from mcit.models.backbone import describe_parameters
+from mcit.reports.formats import format_seconds, print_whole
+from mcit.runner.plan import Plan
+from mcit.session import Session
+from mcit.task import Task
+
+# steps that are taken of each task; the first one also warms up
+STEPS = 3
+COLUMNS = (
+    "task",
+    "train",
+    "eval",
+    "epochs",
+    "batch",
+    "steps",
+    "learning rate",
+    "loss",
+    "s/step",
+    "minutes",
+)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a few batches say of a task: its last loss, and seconds of each kind of work."""
+
+    task: Task
+    train: int
+    evaluation: int
+    steps: int
+    loss: float
+    step_seconds: float
+    total_seconds: float
+
+    def cells(self) -> list[str]:
+        recipe = self.task.recipe
+        numbers = (self.train, self.evaluation, recipe.epochs, recipe.batch_size, self.steps)
+        return [
+            self.task.name,
+            *(str(number) for number in numbers),
+            f"{recipe.learning_rate:g}",
+            f"{self.loss:.3f}",
+            f"{self.step_seconds:.3f}",
+            f"{self.total_seconds / 60:.1f}",
+        ]
+
+
+class _Clock:
+    """Notes the moment after every step, and the loss."""
+
+    def __init__(self) -> None:
+        self.times = [time.perf_counter()]
+        self.loss = math.nan
+
+    def after_step(self, taken: int, total: int, optimizer: Optimizer) -> None:
+        self.times.append(time.perf_counter())
+
+    def log(self, entry: dict) -> None:
+        self.loss = entry["loss"]
+
+    def seconds(self) -> float:
+        """Return the seconds of a step, the first one left out if there are others."""
+        spans = [after - before for before, after in zip(self.times, self.times[1:], strict=False)]
+        if not spans:
+            return 0.0
+        counted = spans[1:] or spans
+        return sum(counted) / len(counted)
+
+
+def rehearse(plan: Plan, main_process: bool) -> None:
+    """Go through the tasks with a network and a method that are thrown away, and print an estimate.
+
+    A few steps of each task are taken, its end and its scoring are tried on one batch, so that no
+    hook is called for the first time hours later. All processes of a run must call it.
+    """
+    thrown_away = replace(plan, method=copy.deepcopy(plan.method))
+    session = Session(thrown_away, batches=1)
+    estimates = []
+    for index in range(len(plan.tasks)):
+        stage = session.stage(index)
+        session.begin(stage)
+        estimates.append(_try_task(session, stage))
+    if main_process:
+        _print_estimates(session, estimates)
+        print("a few steps and the end of every task were tried; nothing was kept or written")
+
+
+def _try_task(session: Session, stage: Stage) -> Estimate:
+    """Return an estimate from a few steps, the method's work on a batch, and its scores."""
+    task = stage.task
+    clock = _Clock()
+    session.fit(stage, log=clock.log, on_step=clock.after_step, limit=STEPS)
+    train = len(task.examples("train"))
+    evaluation = len(task.examples("eval"))
+    batch_size = task.recipe.batch_size
+    steps = task.recipe.epochs * math.ceil(train / batch_size)
+    begun = time.perf_counter()
+    session.conclude(stage)
+    concluding = time.perf_counter() - begun
+    read = session.method.examples_read(stage)
+    # one batch was read, or nothing
+    concluding *= max(1.0, read / batch_size)
+    scoring = session.time_scoring(stage)
+    refreshing = 0.0
+    if session.trainer.config.refresh_batchnorm:
+        # forward passes over the training split only
+        refreshing = math.ceil(train / batch_size) * clock.seconds() / 3
+    return Estimate(
+        task=task,
+        train=train,
+        evaluation=evaluation,
+        steps=steps,
+        loss=clock.loss,
+        step_seconds=clock.seconds(),
+        total_seconds=steps * clock.seconds() + concluding + scoring + refreshing,
+    )
+
+
+def _print_estimates(session: Session, estimates: Sequence[Estimate]) -> None:
+    plan = session.plan
+    config = plan.config
+    console = Console(highlight=False)
+    for task in plan.tasks:
+        for line in task.data_notes(session.learner.processor):
+            console.print(line, soft_wrap=True, markup=False)
+    title = Text(f"{config.method.name} on {config.model.name}")
+    table = Table(title=title, title_justify="left")
+    for name in COLUMNS:
+        table.add_column(name, justify="left" if name == "task" else "right", no_wrap=True)
+    for estimate in estimates:
+        table.add_row(*(Text(cell) for cell in estimate.cells()))
+    print_whole(table, console)
+    console.print(f"method: {plan.method.describe()}", soft_wrap=True, markup=False)
+    total = format_seconds(sum(estimate.total_seconds for estimate in estimates))
+    counts = describe_parameters(session.learner)
+    optimizer = 8 if plan.tasks[-1].recipe.optimizer == "adamw" else 4
+    memory = [
+        f"{_memory_peak():.2f} GiB at the peak of these batches",
+        f"{optimizer * counts['trained'] / 2**30:.2f} GiB of it for the optimizer",
+    ]
+    held = session.method.bytes_held()
+    if held:
+        memory.append(f"{held / 2**30:.2f} GiB held by the method")
+    console.print(
+        f"{counts['weights'] / 1e6:.2f}M parameters, {counts['trained'] / 1e6:.2f}M trained in the "
+        f"last task; about {total} of fitting, importance and scoring on this machine; "
+        f"memory: {', '.join(memory)}",
+        soft_wrap=True,
+    )
+
+
+def _memory_peak() -> float:
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() / 2**30
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30

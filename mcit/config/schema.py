@@ -1,0 +1,173 @@
+"""The configuration of a run: frozen, typed sections whose fields say what they are for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from mcit.config.options import Kind, option
+from mcit.config.parse import Selection
+from mcit.errors import ConfigError
+from mcit.files import find_path_problems
+
+PRESETS = ("release", "exact")
+
+
+def _check_ranges(config: Any, **ranges: tuple[int, int | None]) -> None:
+    """Raise a ConfigError that lists the fields outside of (least, most)."""
+    problems = []
+    for name, (least, most) in ranges.items():
+        value = getattr(config, name)
+        if value < least or (most is not None and value > most):
+            limits = f"from {least}" if most is None else f"from {least} to {most}"
+            problems.append(f"'{name}' must be {limits}, found {value}")
+    if problems:
+        raise ConfigError(problems)
+
+
+@dataclass(frozen=True)
+class LoraConfig:
+    """Low-rank adapters on the backbone, by peft."""
+
+    rank: int = option(0, help="rank of the adapters; 0 for none")
+    alpha: float = option(16.0, help="scale of the adapters is alpha / rank")
+    dropout: float = option(0.0, help="dropout on the adapters' inputs")
+    targets: tuple[str, ...] = option(
+        (), help="names of the linear layers that get adapters; none: what the backbone suggests"
+    )
+
+    def __post_init__(self) -> None:
+        _check_ranges(self, rank=(0, None), dropout=(0, 1))
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The backbone and how it is run."""
+
+    name: str = option(
+        "auto",
+        help="resnet18, embedded, a hub name or a folder; auto: what suits the tasks",
+    )
+    lora: LoraConfig = LoraConfig()
+    gradient_checkpointing: bool = option(
+        False, help="compute activations again in the backward pass", kind=Kind.ROUNDING
+    )
+    width: int | None = option(
+        None, help="base channels of resnet18; none: what suits the data set, 64 for photographs"
+    )
+    channels_last: bool = option(
+        True, help="memory layout of resnet18; faster on CPUs", kind=Kind.ROUNDING
+    )
+
+    def __post_init__(self) -> None:
+        if self.width is not None:
+            _check_ranges(self, width=(1, None))
+
+    @property
+    def from_scratch(self) -> bool:
+        """Whether the network starts from random weights."""
+        return self.name == "resnet18"
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """How steps are taken; how many, and on what, belongs to the task's recipe."""
+
+    mixed_precision: Literal["no", "bf16", "fp16"] | None = option(
+        None, help="precision of the forward pass; none: what `accelerate launch` says"
+    )
+    accumulate: int = option(1, help="micro-batches per optimizer step")
+    clip_norm: float | None = option(None, help="largest norm of the gradient; none: no clipping")
+    workers: int = option(0, help="loader processes")
+    eval_batch_size: int | None = option(
+        None, help="examples scored at a time; none: what suits the task", kind=Kind.ROUNDING
+    )
+    log_every: int = option(20, help="steps between two entries in the log", kind=Kind.PLACE)
+    split: Literal["eval", "test"] = option(
+        "eval", help="what is scored; few tasks have a labeled test split"
+    )
+    score_before: bool = option(
+        False, help="score each task before it is learned too, for forward transfer"
+    )
+    refresh_batchnorm: bool = option(
+        False,
+        help="after a task's steps, update BatchNorm's statistics by one pass in train mode, "
+        "for every method and before anything is measured or scored",
+    )
+
+    def __post_init__(self) -> None:
+        _check_ranges(self, accumulate=(1, None), workers=(0, None), log_every=(1, None))
+        if self.eval_batch_size is not None:
+            _check_ranges(self, eval_batch_size=(1, None))
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            raise ConfigError(
+                [f"'clip_norm' must be above 0, found {self.clip_norm}; leave it out for none"]
+            )
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """How often a run is saved inside a task; after a task's steps and scores it always is."""
+
+    every_steps: int | None = option(
+        None, help="save after so many steps of a task", kind=Kind.PLACE
+    )
+    every_minutes: float | None = option(
+        10.0, help="save when so many minutes have passed", kind=Kind.PLACE
+    )
+    keep: int = option(
+        2,
+        help="checkpoints kept; the older one is the fallback if the newest is damaged",
+        kind=Kind.PLACE,
+    )
+    importance: bool = option(
+        True, help="keep each task's importance as a file, for `mcit explore`", kind=Kind.PLACE
+    )
+
+    def __post_init__(self) -> None:
+        _check_ranges(self, keep=(1, None))
+        for name in ("every_steps", "every_minutes"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ConfigError(
+                    [f"'{name}' must be above 0, found {value}; leave it out for never"]
+                )
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Everything that decides a run.
+
+    `tasks` holds options by task name and `methods` by method name; the options of `method` itself
+    come on top of the latter.
+    """
+
+    order: tuple[str, ...] = option((), help="the tasks to learn, in order")
+    method: Selection = option(Selection("finetune"), help="how earlier tasks are protected")
+    model: ModelConfig = ModelConfig()
+    training: TrainingConfig = TrainingConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    tasks: Mapping[str, Mapping[str, Any]] = option(factory=dict, help="options by task name")
+    methods: Mapping[str, Mapping[str, Any]] = option(factory=dict, help="options by method name")
+    preset: Literal["release", "exact"] | None = option(
+        None, help="a file in configs/presets/, merged under what is given here"
+    )
+    data_root: str | None = option(None, help="folder of the official data", kind=Kind.PLACE)
+    on_bad_record: Literal["fail", "skip"] = option(
+        "fail", help="stop at wrong records, or leave them out and count them"
+    )
+    seed: int = option(1, help="of everything that is drawn at random")
+    single: str | None = option(
+        None, help="folder of a run of method `single`, for knowledge transfer", kind=Kind.PLACE
+    )
+    tracker: str | None = option(None, help="also log to tensorboard, wandb, ...", kind=Kind.PLACE)
+    output: str | None = option(None, help="folder of the run", kind=Kind.PLACE)
+
+    def __post_init__(self) -> None:
+        _check_ranges(self, seed=(0, 2**32 - 1))
+        problems = []
+        for name in ("output", "data_root", "single"):
+            problems += find_path_problems(name, getattr(self, name))
+        if problems:
+            raise ConfigError(problems)

@@ -1,0 +1,1 @@
+"""Training and scoring of one task: batches, optimizer, and the loop over steps."""

@@ -1,0 +1,55 @@
+"""The optimizer of a recipe, and its learning rate at every step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from mcit.errors import ConfigError
+from mcit.task import Recipe
+
+
+def learning_rate(recipe: Recipe, progress: float, epoch: int) -> float:
+    """Return the rate after a fraction `progress` of all steps, in an epoch counted from 0."""
+    peak = recipe.learning_rate
+    if recipe.schedule == "steps":
+        passed = sum(epoch >= milestone for milestone in recipe.milestones)
+        return peak * recipe.factor**passed
+    if recipe.schedule == "linear":
+        if progress < recipe.warmup:
+            return peak * progress / recipe.warmup
+        return peak * (1 - progress) / (1 - recipe.warmup)
+    return peak
+
+
+def build_optimizer(recipe: Recipe, learner: nn.Module) -> torch.optim.Optimizer:
+    """Return a new optimizer over all trainable parameters."""
+    trained = [p for p in learner.parameters() if p.requires_grad]
+    if not trained:
+        raise ValueError("nothing is left to train: every parameter is frozen")
+    if recipe.optimizer == "sgd":
+        return torch.optim.SGD(
+            trained,
+            lr=recipe.learning_rate,
+            momentum=recipe.momentum,
+            weight_decay=recipe.weight_decay,
+        )
+    groups = [
+        {"params": [p for p in trained if p.ndim > 1], "weight_decay": recipe.weight_decay},
+        {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    return torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=recipe.betas, eps=recipe.eps)
+
+
+def check_together(recipes: Sequence[Recipe]) -> None:
+    """Raise if recipes need different optimizers: one serves all tasks of a stage."""
+    for name in ("optimizer", "weight_decay", "betas", "eps", "momentum"):
+        values = sorted({str(getattr(recipe, name)) for recipe in recipes})
+        if len(values) > 1:
+            listed = ", ".join(values)
+            raise ConfigError(
+                [f"tasks learned together need recipes with the same {name}, found {listed}"]
+            )
