@@ -6,11 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
-from test_docs import desk, read_blocks, run_commands  # noqa: F401 - a fixture
+from doc_pages import read_blocks
+from test_docs import desk, world  # noqa: F401 - fixtures
 
 from mcit.cli import main
-from mcit.embedded import Sizes, write_benchmark
+from mcit.embedded.benchmark import Sizes, write_benchmark
 from mcit.registry import find_task
+
+GUIDE = Path(__file__).parent.parent / "docs" / "new-task.md"
 
 
 @pytest.fixture(scope="module")
@@ -24,74 +27,71 @@ def small(tmp_path_factory) -> Path:
 def embedded(small, tmp_path, monkeypatch) -> Path:
     """The embedded benchmark in small: the whole takes a minute to make."""
     monkeypatch.setenv("MCIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("mcit.embedded.ensure_benchmark", lambda: small)
+    monkeypatch.setattr("mcit.runner.preparing.ensure_benchmark", lambda: small)
     return small
 
 
 @pytest.fixture
-def colours(desk, monkeypatch) -> None:  # noqa: F811
+def colors(desk) -> None:  # noqa: F811
     """The task of docs/new-task.md, with its data in `data`."""
-    for block in read_blocks("new-task"):
-        if block.file:
-            path = desk / block.file
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(block.text, encoding="utf-8")
-    run_commands("python make_colours.py\nexport MCIT_PATH=mine", monkeypatch)
+    desk.write_files(read_blocks(GUIDE))
+    desk.run_commands("python make_colors.py\nexport MCIT_PATH=mine")
 
 
 def test_a_task_of_ones_own_without_its_folder_gets_the_message_of_the_guide(
-    colours, capsys, monkeypatch
+    colors, capsys, monkeypatch
 ):
-    monkeypatch.setattr("mcit.embedded.ensure_benchmark", lambda: pytest.fail("nobody needs it"))
-    assert main(["run", "--order", "colours", "--dry-run"]) == 2
+    monkeypatch.setattr(
+        "mcit.runner.preparing.ensure_benchmark", lambda: pytest.fail("nobody needs it")
+    )
+    assert main(["run", "--order", "colors", "--dry-run"]) == 2
     assert capsys.readouterr().err == (
-        "mcit: colours: task 'colours' needs the folder of its data: set --data-root\n"
+        "mcit: colors: task 'colors' needs the folder of its data: set --data-root\n"
     )
 
 
-def test_it_gets_the_same_message_among_embedded_tasks(colours, capsys):
-    assert main(["run", "--order", "snli-ve,colours", "--dry-run"]) == 2
+def test_it_gets_the_same_message_among_embedded_tasks(colors, capsys):
+    assert main(["run", "--order", "snli-ve,colors", "--dry-run"]) == 2
     printed = capsys.readouterr()
     assert "no --data-root: snli-ve uses the embedded benchmark" in printed.out
     assert (
-        printed.err
-        == "mcit: colours: task 'colours' needs the folder of its data: set --data-root\n"
+        printed.err == "mcit: colors: task 'colors' needs the folder of its data: set --data-root\n"
     )
 
 
-def test_a_task_of_ones_own_joins_the_embedded_ones(colours, capsys):
+def test_a_task_of_ones_own_joins_the_embedded_ones(colors, capsys):
     argv = [
         "run",
         "--order",
-        "snli-ve,colours,nlvr2",
+        "snli-ve,colors,nlvr2",
         "--set",
-        "tasks.colours.root=data",
+        "tasks.colors.root=data",
         "--dry-run",
     ]
     assert main(argv) == 0
     printed = capsys.readouterr().out
     assert "no --data-root: snli-ve, nlvr2 use the embedded benchmark" in printed
     assert "finetune on embedded" in printed
-    assert all(name in printed for name in ("snli-ve", "colours", "nlvr2"))
+    assert all(name in printed for name in ("snli-ve", "colors", "nlvr2"))
 
 
-def test_a_run_on_embedded_tasks_and_ones_own_is_learned_and_reported(colours, capsys):
-    recipes = [f"--set=tasks.{name}.recipe.epochs=1" for name in ("snli-ve", "colours")]
+def test_a_run_on_embedded_tasks_and_ones_own_is_learned_and_reported(colors, capsys):
+    recipes = [f"--set=tasks.{name}.recipe.epochs=1" for name in ("snli-ve", "colors")]
     argv = [
         "run",
         "--order",
-        "snli-ve,colours",
+        "snli-ve,colors",
         "--set",
-        "tasks.colours.root=data",
+        "tasks.colors.root=data",
         "--output",
         "run",
         "--quiet",
     ]
     assert main([*argv, *recipes]) == 0
     scores = json.loads(Path("run/scores.json").read_text())
-    assert scores["tasks"] == ["snli-ve", "colours"]
-    passport = json.loads(Path("run/passport.json").read_text())
-    assert passport["data"]["snli-ve"] is not None
+    assert scores["tasks"] == ["snli-ve", "colors"]
+    provenance = json.loads(Path("run/provenance.json").read_text())
+    assert provenance["data"]["snli-ve"] is not None
 
 
 def test_all_tasks_on_the_embedded_data_are_said_to_be(capsys):
@@ -105,8 +105,8 @@ def test_a_missing_data_root_is_named_where_a_vocabulary_of_the_official_data_is
     assert main(["run", "--config", "climb", "--dry-run", "--set", "tasks.vqa.minimum=1"]) == 2
     error = capsys.readouterr().err
     assert (
-        f"because {embedded} is the embedded benchmark; set --data-root to the folder of the official"
-        in error
+        f"because {embedded} is the embedded benchmark; set --data-root to the folder of the "
+        "official" in error
     )
     assert "where tasks.vqa.answers asks for 3129" in error
     assert "vocabularies" not in error  # a file of the cache is not what was wrong
@@ -119,8 +119,8 @@ def test_a_data_root_with_a_part_of_the_data_is_named(capsys, tmp_path):
     assert main([*argv, "--set", "tasks.vqa.answers=3129", "--set", "tasks.vqa.minimum=1"]) == 2
     error = capsys.readouterr().err
     assert (
-        "part holds 12 of 443,757 records of train2014 and 8 of 214,354 records of val2014; set --data-root"
-        in error
+        "part holds 12 of 443,757 records of train2014 and 8 of 214,354 records of val2014; "
+        "set --data-root" in error
     )
     known = len(find_task("vqa")(root=tmp_path / "part", minimum=1).answer_ids)
     assert f"--set tasks.vqa.answers={known}" in error
@@ -152,7 +152,7 @@ def test_prepare_names_the_problems_of_what_it_leaves_alone(tmp_path, capsys):
     (tmp_path / "data" / "nlvr2" / "data" / "dev.json").unlink()
     assert main(["prepare", "--data-root", str(tmp_path / "data"), "--jobs", "1"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    place = lines.index("vqa: left alone, its data have 2 problems:")
+    place = lines.index("vqa: left alone, the data have 2 problems:")
     assert lines[place + 1].startswith("  - ")
     assert "v2_OpenEnded_mscoco_train2014_questions.json is missing; unpack" in lines[place + 1]
     assert "v2_mscoco_train2014_annotations.json is missing; unpack" in lines[place + 2]

@@ -1,38 +1,23 @@
-"""The code of the README does what it says there, word for word."""
+"""The front page: its loop works as printed, its tables are complete, its commands are those that CI runs."""
 
 from __future__ import annotations
 
 import re
+import subprocess
 import warnings
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from accelerate import Accelerator
-from accelerate.state import AcceleratorState, GradientState
+from doc_pages import README, ROOT, read_blocks
+from test_docs import is_held, make_points
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 
-import mcit
-from mcit.methods.freeze_encoder import FreezeEncoder
+from mcit.registry import METHOD, list_names
 
-README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
-PLAIN, ACCELERATE, TRAINER, METHOD = re.findall(
-    r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL
-)
-
-
-@pytest.fixture(autouse=True)
-def fresh_accelerate():
-    """Accelerate keeps its settings for the whole process."""
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
-    yield
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
+TEXT = README.read_text(encoding="utf-8")
+(PLAIN,) = [block.text for block in read_blocks(README) if block.language == "python"]
 
 
 def run(code: str, **names: Any) -> dict[str, Any]:
@@ -40,59 +25,17 @@ def run(code: str, **names: Any) -> dict[str, Any]:
     return names
 
 
-def make_points(seed: int) -> DataLoader:
-    generator = torch.Generator().manual_seed(seed)
-    inputs = torch.randn(64, 6, generator=generator)
-    target = (inputs @ torch.randn(6, 3, generator=generator)).argmax(dim=1)
-    return DataLoader(TensorDataset(inputs, target), batch_size=16)
-
-
-def make_sentences(seed: int) -> list[dict[str, torch.Tensor]]:
-    generator = torch.Generator().manual_seed(seed)
-    words = torch.randint(5, 30, (12, 6), generator=generator)
-    return [{"input_ids": row, "labels": row[0] % 2} for row in words]
-
-
-def make_bert() -> BertForSequenceClassification:
-    torch.manual_seed(0)
-    sizes = {
-        "hidden_size": 8,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "intermediate_size": 16,
-    }
-    return BertForSequenceClassification(
-        BertConfig(vocab_size=30, max_position_embeddings=8, **sizes)
-    )
-
-
-def is_held(manager: mcit.ConsolidationManager, model: nn.Module) -> bool:
-    """Whether every weight of the model has importance, and some of it counts."""
-    names = {name for name, _ in model.named_parameters()}
-    return manager.importance.keys() == names and any(
-        bool(value.any()) for value in manager.importance.values()
-    )
-
-
 def test_the_plain_loop_learns_and_holds():
     torch.manual_seed(0)
     model = nn.Linear(6, 3)
     before = model.weight.detach().clone()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    found = run(
-        PLAIN,
-        model=model,
-        loader=make_points(1),
-        loss_function=F.cross_entropy,
-        optimizer=optimizer,
-    )
+    names = {"model": model, "optimizer": optimizer, "loader": make_points(1)}
+    manager = run(PLAIN, loss_function=F.cross_entropy, **names)["manager"]
     assert not torch.equal(model.weight, before)
-    assert is_held(found["manager"], model)
-    assert (
-        found["manager"]
-        .history[0]
-        .startswith("mean over examples of squared gradients: score reversed")
-    )
+    assert is_held(manager, model)
+    expected = "mean over examples of squared gradients: score reversed"
+    assert manager.history[0].startswith(expected)
 
 
 @pytest.mark.parametrize(
@@ -103,74 +46,75 @@ def test_the_plain_loop_learns_and_holds():
         (lambda p: torch.optim.AdamW(p, lr=1e-3), True),
     ],
 )
-def test_the_plain_loop_goes_on_over_tasks_or_says_that_it_will_not(make_optimizer, stable):
+def test_the_plain_loop_works_over_tasks_or_warns_that_it_will_not(make_optimizer, stable):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 32), nn.ReLU(), nn.Linear(32, 3))
-    optimizer = make_optimizer(model.parameters())
-    setup, task = PLAIN.split("for inputs", 1)
     names = {
         "model": model,
-        "optimizer": optimizer,
+        "optimizer": make_optimizer(model.parameters()),
         "loss_function": F.cross_entropy,
-        "loader": make_points(1),
     }
-    found = run(setup + "\nfor inputs" + task, **names)
-    with warnings.catch_warnings(record=True) as told:
+    setup, _, task = PLAIN.partition("for inputs")
+    steps, _, consolidate = task.rpartition("manager.consolidate")
+    names = run(setup, **names)
+    warned = False
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for seed in (1, 2, 3):
+            names["loader"] = make_points(seed)
             for _ in range(10):
-                names = {**found, "loader": make_points(seed)}
-                run("for inputs" + task.rpartition("manager.consolidate")[0], **names)
-            run("manager.consolidate" + task.rpartition("manager.consolidate")[2], **names)
-            if any("stiffness" in str(warning.message) for warning in told):
+                run("for inputs" + steps, **names)
+            run("manager.consolidate" + consolidate, **names)
+            warned = any("stiffness" in str(warning.message) for warning in caught)
+            if warned:
                 break
-    assert stable == (not any("stiffness" in str(warning.message) for warning in told))
+    assert stable == (not warned)
     assert all(bool(p.isfinite().all()) for p in model.parameters())
 
 
-def test_the_accelerate_loop_adds_the_gradient_once_per_real_step(monkeypatch):
-    added = []
-    add = mcit.ConsolidationManager.add_gradient_
-    monkeypatch.setattr(
-        mcit.ConsolidationManager, "add_gradient_", lambda manager: added.append(add(manager))
-    )
-    model = make_bert()
-    names = {name: getattr(mcit, name) for name in ("ConsolidationManager", "measure_importance")}
-    found = run(
-        ACCELERATE,
-        model=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-        loader=DataLoader(make_sentences(1), batch_size=3),
-        accelerator=Accelerator(gradient_accumulation_steps=2, cpu=True),
-        **names,
-    )
-    assert len(added) == 2  # of 4 batches
-    assert is_held(found["manager"], model)
+def read_table(heading: str) -> list[list[str]]:
+    """The rows of the table under a heading, cell by cell."""
+    section = TEXT.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
 
 
-def test_the_trainer_holds_what_the_first_task_needs(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    model = make_bert()
-    found = run(
-        TRAINER,
-        model=model,
-        args=TrainingArguments(
-            output_dir=str(tmp_path), report_to=[], use_cpu=True, num_train_epochs=1
-        ),
-        first_loader=DataLoader(make_sentences(1), batch_size=4),
-        second_task=make_sentences(2),
-        Trainer=Trainer,
-        **{name: getattr(mcit, name) for name in ("ConsolidationManager", "measure_importance")},
-    )
-    manager = found["manager"]
-    assert float(manager.penalty()) > 0  # it has moved while it was held
-    again = mcit.ConsolidationManager(model.named_parameters())
-    again.load("importance-and-anchor.safetensors")
-    assert (again.strength, again.importance.keys()) == (1.0, manager.importance.keys())
+def test_every_method_is_in_the_table_once():
+    named = [row[0].strip("`") for row in read_table("Methods")]
+    assert sorted(named) == sorted(list_names(METHOD))
 
 
-def test_the_method_is_the_one_that_ships():
-    code = "from dataclasses import dataclass\nfrom mcit.method import Method, Stage\n" + METHOD
-    shown = run(code, __name__="shown")["FreezeEncoder"]
-    assert shown.name == FreezeEncoder.name
-    assert shown.begin_task.__code__.co_code == FreezeEncoder.begin_task.__code__.co_code
+def test_papers_of_the_table_are_those_of_the_methods_files():
+    for row in read_table("Methods"):
+        for link in re.findall(r"\((https://[^)]+)\)", row[1]):
+            source = (ROOT / "mcit" / "methods" / f"{row[0].strip('`')}.py").read_text("utf-8")
+            assert link in source, row[0]
+
+
+def test_the_first_screen_has_a_figure_that_exists():
+    top = "\n".join(TEXT.splitlines()[:20])
+    (figure,) = re.findall(r"^!\[[^]]+\]\(([^)]+)\)$", top, re.MULTILINE)
+    assert (ROOT / figure).is_file()
+
+
+def test_it_is_short_and_names_no_package_registry():
+    assert len(TEXT.splitlines()) < 200
+    assert not re.search(r"pypi\.|anaconda\.org|conda\.io", TEXT)
+
+
+def test_the_two_commands_install_before_they_run():
+    commands = [b.text.replace("\\\n", " ") for b in read_blocks(README) if b.language == "sh"]
+    (start,) = [text for text in commands if "accelerate launch" in text]
+    assert re.match(r"python -m venv \.venv && \. \.venv/bin/activate && pip install -e ", start)
+    assert start.count("\n") == 1
+
+
+def test_ci_runs_the_command_under_test():
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    (awk,) = re.findall(r"awk '(.+)' README\.md", script)
+    found = subprocess.run(
+        ["awk", awk, str(README)], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    expected = '. .venv/bin/activate && pip install -e ".[test]" && ruff check . '
+    assert expected in found
+    assert found.endswith("python -m pytest")
