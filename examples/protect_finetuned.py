@@ -1,4 +1,4 @@
-"""Protect a fine-tuned model: measure its importance once, and train on new data whenever you like.
+"""Protect a finetuned model: measure its importance once, and train on new data whenever you like.
 
 The first step needs the old data, and leaves one file next to the model. The second step needs only
 that file: hand it on with the model, and whoever trains it further can keep what it knows.
@@ -6,7 +6,7 @@ that file: hand it on with the model, and whoever trains it further can keep wha
     python examples/protect_finetuned.py DIR
 """
 
-import sys
+import argparse
 from pathlib import Path
 
 import torch
@@ -47,8 +47,8 @@ def score(model: torch.nn.Module, data: list) -> float:
     return 100 * (model.eval()(input_ids=ids).logits.argmax(dim=1) == labels).float().mean().item()
 
 
-def fine_tune_and_measure(folder: Path) -> None:
-    """Fine-tune a model and write it with its importance: the old data are not needed again."""
+def finetune_and_measure(folder: Path) -> None:
+    """Finetune a model, and write it with its importance: the old data are not needed again."""
     torch.manual_seed(0)
     sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
     config = BertConfig(vocab_size=100, intermediate_size=128, num_labels=2, **sizes)
@@ -60,20 +60,23 @@ def fine_tune_and_measure(folder: Path) -> None:
 
 
 def main() -> None:
-    folder = Path(sys.argv[1])
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path, help="where model and importance are kept")
+    folder = parser.parse_args().folder
     if not (folder / FILE).exists():
-        fine_tune_and_measure(folder)
+        finetune_and_measure(folder)
     importance = Importance.load(folder / FILE)
     print(f"{FILE}: {importance.describe()}")
     for name, strength in [("unprotected", 0.0), ("protected", 1000.0)]:
         torch.manual_seed(1)
         model = BertForSequenceClassification.from_pretrained(folder)
         manager = ConsolidationManager(model, strength=strength)
-        # the weights of the moment are what is held
+        # from here on the present weights are held
         manager.consolidate(importance)
         before = score(model, make_reviews(0))
         train(model, make_reviews(1), manager)
-        old, new = score(model, make_reviews(0)), score(model, make_reviews(1))
+        old = score(model, make_reviews(0))
+        new = score(model, make_reviews(1))
         print(f"{name}: old task {before:.0f}% -> {old:.0f}%, new task {new:.0f}%")
 
 

@@ -62,7 +62,8 @@ def score(model: torch.nn.Module, data: list) -> float:
 
 
 def main() -> None:
-    first, second = make_task(0), make_task(1)
+    first = make_task(0)
+    second = make_task(1)
     loader = DataLoader(first, batch_size=8)
     for name, strength in [("finetune", 0.0), ("EWC-LO", 3e4)]:
         model = make_model()
@@ -71,7 +72,8 @@ def main() -> None:
         # an example is a whole answer, however many tokens it has
         manager.consolidate(measure_importance(model, loader, score="log_odds"))
         learn(model, second, callbacks=[ConsolidationCallback(manager)])
-        kept, new = score(model, first), score(model, second)
+        kept = score(model, first)
+        new = score(model, second)
         print(f"{name}: first task {kept:.0f}%, second task {new:.0f}%")
     held = sum(tensor.numel() for tensor in manager.importance.values())
     print(f"{held:,} of {model.num_parameters():,} weights are held: those of the adapters")

@@ -84,7 +84,7 @@ class Estimator:
     )
     labels: Literal["true", "predicted", "sampled", "all"] = option(
         "true",
-        help="whose labels: true, predicted (the likeliest), sampled (drawn from the model), "
+        help="which labels: true, predicted (the likeliest), sampled (drawn from the model), "
         "or all (every label weighted by its probability, the exact Fisher information)",
     )
     weight: Literal["none", "probability"] = option(

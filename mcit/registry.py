@@ -15,7 +15,7 @@ import pkgutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import GenericAlias, ModuleType
 from typing import TYPE_CHECKING, Any
 
 import mcit
@@ -206,7 +206,10 @@ def peek_attribute(category: Category, name: str, attribute: str) -> ast.expr | 
 def _class_of(module: ModuleType, contract: type) -> type:
     found = {}
     for value in vars(module).values():
-        if not inspect.isclass(value) or not issubclass(value, contract):
+        # Python 3.10 takes an alias such as dict[str, int] for a class
+        if not inspect.isclass(value) or isinstance(value, GenericAlias):
+            continue
+        if not issubclass(value, contract):
             continue
         if value.__module__ == module.__name__:
             # by the class itself, since one may have a second name in its file

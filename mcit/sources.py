@@ -134,7 +134,7 @@ def _parse_text(text: bytes, path: Path) -> ast.Module:
     except SyntaxError as error:
         raise explain_syntax(error) from None
     except ValueError as error:
-        raise BadFile(f"{path} is no Python file: {error}") from None
+        raise BadFile(f"{path} is not a valid Python file: {error}") from None
 
 
 def _parse(path: Path) -> ast.Module:

@@ -113,17 +113,17 @@ class Recipe:
     learning_rate: float = option(help="peak learning rate")
     weight_decay: float = option(0.0, help="weight decay of the optimizer")
     optimizer: Literal["adamw", "sgd"] = option("adamw", help="optimizer")
-    betas: tuple[float, float] = option((0.9, 0.98), help="of adamw")
-    eps: float = option(1e-8, help="of adamw")
-    momentum: float = option(0.9, help="of sgd")
+    betas: tuple[float, float] = option((0.9, 0.98), help="betas of adamw")
+    eps: float = option(1e-8, help="epsilon of adamw")
+    momentum: float = option(0.9, help="momentum of sgd")
     schedule: Literal["linear", "steps", "constant"] = option(
-        "linear", help="course of the learning rate"
+        "linear", help="schedule of the learning rate"
     )
     warmup: float = option(0.1, help="fraction of all steps with rising rate, for `linear`")
     milestones: tuple[int, ...] = option(
         (), help="epochs at which `steps` multiplies the rate by `factor`"
     )
-    factor: float = option(0.1, help="of `steps`")
+    factor: float = option(0.1, help="factor of the schedule `steps`")
 
     def __post_init__(self) -> None:
         requirements = (

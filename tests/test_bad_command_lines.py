@@ -233,7 +233,7 @@ SWEEP = {
     "sweep --order shapes:5x4 --methods ewc --threads 0": "--threads must be at least 1, found 0",
     "sweep --order shapes:5x4 --methods ewc --gpus 0 --jobs 2": "--jobs 2 needs as many --gpus, found 1",
     "sweep --order shapes:5x4 --methods ewc --gpus 0,,1": "argument --gpus: expected items such as a,b",
-    "sweep --order shapes:5x4 --methods ewc --select 9": "--select 9: the order has 5 tasks; pick by as many or fewer",
+    "sweep --order shapes:5x4 --methods ewc --select 9": "--select 9: the order has 5 tasks; choose by that many or fewer",
     "sweep --order shapes:5x4 --methods ewc --select 1": "--select needs at least 2 tasks, found 1",
     "sweep --order shapes:5x4 --methods ewc --select 0": "--select needs at least 2 tasks, found 0",
     "sweep --order shapes:5x4 --methods ewc --select two": "argument --select: expected a whole number such as 1",

@@ -706,7 +706,7 @@ def test_the_flavour_is_not_told_before_an_error(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        ("run", ["default: finetune", "default: 1", "at random"]),
+        ("run", ["default: finetune", "default: 1", "random numbers"]),
         ("sweep", ["default: 1-3", "default: runs/sweep", "default: 1,"]),
         ("reproduce", ["default: 10", "default: all"]),
     ],

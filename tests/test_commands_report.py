@@ -160,7 +160,7 @@ def test_a_missing_library_is_named_with_the_command_that_installs_it(
     )
     assert main(["report", str(runs)]) == 2
     assert capsys.readouterr().err == (
-        'mcit: reports need scipy, not installed here: run pip install "mcit[report]"\n'
+        'mcit: reports need scipy, which is not installed: run pip install "mcit[report]"\n'
     )
     assert not (runs / "report" / "report.md").exists()
 

@@ -124,7 +124,7 @@ def test_processes_that_take_themselves_for_the_only_one_are_stopped(monkeypatch
     monkeypatch.setenv("ACCELERATE_USE_CPU", "no")
     monkeypatch.setattr("torch.accelerator.is_available", lambda: True)
     with pytest.raises(
-        ConfigError, match="2 processes were started and each takes itself for the only one"
+        ConfigError, match="2 processes were started, but each works as if it were alone"
     ):
         join_processes()
 

@@ -28,6 +28,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 FOLDERS = {"mcit": "mcit", "tasks": "mcit/tasks", "configs": "mcit/configs"}
 KEPT = (".py", ".yaml", ".json", ".typed", ".safetensors", ".txt", ".css", ".js", ".html")
 # what a reader of the source distribution expects next to the code
+TOOLS = ("mkdocs.yml", ".pre-commit-config.yaml")
 PAGES = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md", "CITATION.cff")
 
 
@@ -78,8 +79,9 @@ def source(tmp_path_factory) -> Path:
     ignored = shutil.ignore_patterns("__pycache__", "*.egg-info", "build", "dist")
     for name in FOLDERS:
         shutil.copytree(ROOT / name, folder / name, ignore=ignored)
-    shutil.copytree(ROOT / "examples", folder / "examples", ignore=ignored)
-    for name in ("pyproject.toml", "README.md", "LICENSE", "MANIFEST.in", *PAGES):
+    for name in (".ci", ".github", "examples"):
+        shutil.copytree(ROOT / name, folder / name, ignore=ignored)
+    for name in ("pyproject.toml", "README.md", "LICENSE", "MANIFEST.in", *TOOLS, *PAGES):
         shutil.copy(ROOT / name, folder / name)
     return folder
 
@@ -268,6 +270,9 @@ def test_the_source_distribution_builds_the_same_wheel(sdist, wheel, tmp_path):
         "mcit/data/imagenet_subset.json",
         "examples/plain_pytorch.py",
         "examples/embedded_benchmark.ipynb",
+        ".ci/run",
+        ".github/workflows/ci.yml",
+        *TOOLS,
         *PAGES,
     ):
         assert (unpacked / name).is_file()

@@ -124,6 +124,14 @@ def test_a_second_name_for_the_same_class_does_not_count(new_method):
     assert find_method("alias").__name__ == "One"
 
 
+def test_the_alias_of_a_type_is_not_taken_for_a_class(new_method):
+    new_method(
+        "typed",
+        "Table = dict[str, list[int]]\n\n@dataclass\nclass One(Method):\n    name = 'typed'\n",
+    )
+    assert find_method("typed").__name__ == "One"
+
+
 @pytest.mark.parametrize(
     ("text", "found"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import struct
 import warnings
@@ -31,6 +32,7 @@ from mcit.reports.figures.style import (
     drawing_in,
     find_line_style,
     make_plain,
+    wrap_label,
     write_drawing,
 )
 from mcit.reports.groups import Group, group_runs
@@ -138,6 +140,31 @@ def find_lines(drawing: Drawing, label: str) -> list:
 # ---- line styles
 
 
+def find_lab(color: str) -> np.ndarray:
+    """Return a color in CIE L*a*b* (D65), where distance is roughly what the eye sees."""
+    parts = np.array([int(color[place : place + 2], 16) / 255 for place in (1, 3, 5)])
+    linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+    to_xyz = [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
+    relative = (to_xyz @ linear) / (0.95047, 1, 1.08883)
+    straight = relative * (29 / 6) ** 2 / 3 + 4 / 29
+    x, y, z = np.where(relative > (6 / 29) ** 3, np.cbrt(relative), straight)
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+def test_methods_are_told_apart_by_eye():
+    """Colors differ well, and those that differ least have different markers."""
+    looks = [find_line_style(name) for name in dict.fromkeys([*LINE_STYLES, *list_names(METHOD)])]
+    for first, second in itertools.combinations(looks, 2):
+        distance = np.linalg.norm(find_lab(first.color) - find_lab(second.color))
+        assert distance > 14, (first, second)
+        if first.marker == second.marker:
+            assert distance > 30, (first, second)
+
+
+def test_the_distance_of_colors_is_that_of_black_and_white():
+    assert np.linalg.norm(find_lab("#FFFFFF") - find_lab("#000000")) == pytest.approx(100, abs=0.1)
+
+
 def test_no_two_methods_have_the_same_color():
     known = list(dict.fromkeys([*LINE_STYLES, *list_names(METHOD)]))
     colors = [find_line_style(name).color for name in known]
@@ -161,7 +188,7 @@ def test_a_classifier_keeps_the_color_of_its_method_and_has_a_marker_of_its_own(
 
 def test_a_method_has_one_color_and_marker_in_every_figure(drawn):
     look = find_line_style("ewc_dr")
-    for name in ("curves", "plasticity"):
+    for name in ("average", "curves", "plasticity"):
         for line in find_lines(drawn[name], "ewc_dr"):
             assert line.get_color().upper() == look.color
             assert line.get_marker() == look.marker
@@ -176,6 +203,63 @@ def test_variants_of_one_method_have_shades_of_its_color():
 
 
 # ---- what is drawn
+
+
+def test_points_that_stand_side_by_side_are_inside_the_panel():
+    groups = make_groups("ewc", "mas", "si", "lwf", "replay", matrices=[GOOD], **CLASS_INCREMENTAL)
+    _, learned = draw(groups)["curves"].figure.axes
+    low, high = learned.get_xlim()
+    for container in learned.containers:
+        places = container.lines[0].get_xdata()
+        assert low < min(places)
+        assert max(places) < high
+
+
+def test_the_average_has_the_mean_over_tasks_seen_and_the_score_on_the_newest(drawn):
+    average, learned = find_lines(drawn["average"], "ewc")
+    assert list(average.get_ydata()) == pytest.approx([sum(row) / len(row) for row in GOOD])
+    assert list(learned.get_ydata()) == pytest.approx([row[-1] for row in GOOD])
+    assert learned.get_linestyle() == "None"
+
+
+def test_the_axis_of_the_sequence_has_its_places_and_no_others(classes):
+    for axes in classes["curves"].figure.axes:
+        assert list(axes.get_xticks()) == [4, 8, 12, 16]
+
+
+def test_bounds_stay_when_many_groups_are_left_out_and_the_caption_says_so():
+    runs = [*sweep("ewc", {strength: [GOOD] for strength in range(1, 14)})]
+    runs.append(make_run("finetune", BAD))
+    drawn = draw(group_runs(runs))
+    labels = [found.get_label() for found in drawn["curves"].figure.axes[0].containers]
+    assert "finetune" in labels
+    for name in ("curves", "matrix"):
+        assert (
+            "Of 14 methods, bounds and those that score highest are shown." in drawn[name].caption
+        )
+    assert "Of " not in draw(group_runs(runs[:5]))["curves"].caption
+
+
+def test_the_numbers_of_four_tasks_fit_the_cells_of_a_column(three):
+    texts = draw(three, PAPER)["matrix"].figure.axes[0].texts
+    assert [text.get_text() for text in texts]
+
+
+def test_a_legend_has_as_many_columns_as_fit(three):
+    (legend,) = draw(three)["plasticity"].figure.legends
+    assert legend._ncols == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "letters", "lines"),
+    [
+        ("ewc (preset=release)", 26, ["ewc (preset=release)"]),
+        ("ewc (preset=release)", 16, ["ewc", "(preset=release)"]),
+        ("ewc (preset=release)", 12, ["ewc (preset=", "release)"]),
+    ],
+)
+def test_a_long_setting_is_wrapped_where_its_value_begins(text, letters, lines):
+    assert wrap_label(text, letters).split("\n") == lines
 
 
 def test_every_task_has_a_panel_with_means_and_deviations_over_seeds(drawn, three):
@@ -220,7 +304,7 @@ def test_equal_scores_on_the_task_just_learned_stand_side_by_side():
     runs = [make_run(method, GOOD, **CLASS_INCREMENTAL) for method in ("ewc", "mas")]
     drawing = draw(group_runs(runs))["curves"]
     left, right = (find_lines(drawing, method)[1].get_xdata() for method in ("ewc", "mas"))
-    assert list(right - left) == pytest.approx([0.7] * 4)
+    assert list(right - left) == pytest.approx([1.2] * 4)
     assert list(right + left) == pytest.approx([8, 16, 24, 32])
 
 
@@ -323,7 +407,7 @@ def test_ranks_are_drawn_as_intervals_of_one_critical_difference():
 
 def test_a_run_alone_has_nothing_to_be_compared_with():
     drawn = draw(make_groups("ewc", matrices=[GOOD]))
-    assert list(drawn) == ["matrix", "curves", "forgetting"]
+    assert list(drawn) == ["matrix", "average", "curves", "forgetting"]
 
 
 def test_a_run_that_has_learned_one_task_has_no_figure():
@@ -343,7 +427,8 @@ def test_several_settings_have_figures_of_their_own():
         make_run("ewc", GOOD, config=make_config("ewc", ["cifar100:4x4"]), **CLASS_INCREMENTAL)
     )
     drawn = draw(group_runs(runs))
-    assert list(drawn)[:2] == ["matrix-vqa-nlvr2-snli-ve-vcr", "curves-vqa-nlvr2-snli-ve-vcr"]
+    tasks = "vqa-nlvr2-snli-ve-vcr"
+    assert list(drawn)[:3] == [f"{name}-{tasks}" for name in ("matrix", "average", "curves")]
     assert drawn["curves-cifar100-4x4"].title == "Scores over the sequence: cifar100:4x4"
 
 
@@ -459,7 +544,7 @@ def written(tmp_path_factory) -> tuple[list[FigureFile], Path]:
 
 def test_every_figure_is_written_in_three_forms(written):
     figures, folder = written
-    assert [figure.name for figure in figures] == ["matrix", "curves", "forgetting"]
+    assert [figure.name for figure in figures] == ["matrix", "average", "curves", "forgetting"]
     paths = {path for figure in figures for path in (figure.svg, figure.pdf, figure.png)}
     assert paths == set((folder / "new").iterdir())
     for figure in figures:

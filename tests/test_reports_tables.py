@@ -490,8 +490,8 @@ def test_latex_by_hand():
         "  \\begin{tabular}{l@{\\hspace{8pt}}r@{\\,}r@{\\,}r@{\\hspace{8pt}}r@{\\,}r"
         "@{\\hspace{8pt}}r}",
         "    \\toprule",
-        "    method & \\multicolumn{3}{r}{$A_{\\mathrm{last}}$} & "
-        "\\multicolumn{2}{r}{b\\textbar{}c} & \\multicolumn{1}{r}{d} \\\\",
+        "    method & \\multicolumn{3}{c}{$A_{\\mathrm{last}}$} & "
+        "\\multicolumn{2}{c}{b\\textbar{}c} & \\multicolumn{1}{r}{d} \\\\",
         "    \\midrule",
         "    chance &  &  &  & 1.00 &  &  \\\\",
         "    \\midrule",

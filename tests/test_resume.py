@@ -174,7 +174,10 @@ def test_batches_in_parts_and_several_tasks_at_once_go_on_in_the_middle_of_an_ep
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_ends_the_step_saves_and_stops(tmp_path, number):
+def test_a_signal_ends_the_step_saves_and_stops(tmp_path, number, request):
+    # the tests themselves may have been started under nohup, where SIGHUP is ignored
+    before = signal.signal(number, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(number, before))
     config = configure_method(
         "shapes:2x2", "ewc", tasks__shapes__classes=4, checkpoint__every_steps=None
     )

@@ -650,7 +650,7 @@ def test_a_match_plans_the_strengths_that_were_measured(tmp_path, capsys):
             "'method.strength=3' sets what --strengths lists for 'ewc'",
         ),
         (["--set", "seed=7"], "'seed=7' cannot be set for every run of a grid; use --seeds"),
-        (["--select", "9"], "--select 9: the order has 2 tasks; pick by as many or fewer"),
+        (["--select", "9"], "--select 9: the order has 2 tasks; choose by that many or fewer"),
         (["--select", "1"], "--select needs at least 2 tasks, found 1"),
         (["--select", "0"], "--select needs at least 2 tasks, found 0"),
         (["--strengths", "1,,10"], "--strengths 1,,10: expected numbers such as 100,300"),

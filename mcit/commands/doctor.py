@@ -12,7 +12,7 @@ from mcit.config.parse import override, parse
 from mcit.config.schema import RunConfig
 from mcit.errors import ConfigError
 
-HELP = "check data: layout, counts, records, images; what is missing, and what to do next"
+HELP = "check the data of tasks, and say what is missing and what to do next"
 DESCRIPTION = """
 Examine the data of each task and say whether it is ready, fixable (with what is here: a folder to
 rename, an archive to unpack, records to leave out) or missing (something must be downloaded), and
@@ -47,7 +47,11 @@ def add_data_options(parser: argparse.ArgumentParser, example: str) -> None:
         help="folder of the official data",
     )
     parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help=f"e.g. {example}"
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help=f"set an option of a task, such as {example}",
     )
 
 

@@ -12,9 +12,9 @@ from mcit.errors import ConfigError, DataError
 from mcit.files import find_folder_problem, make_folder
 from mcit.spelling import suggest
 
-HELP = "look into importance: by layer and modality, its spread, overlap of tasks, rows of a class"
+HELP = "show importance by layer and modality, how it is spread, and what tasks have in common"
 DESCRIPTION = """
-Look into the importance that runs keep (or that Importance.save wrote): its share by layer and by
+Show the importance that runs keep (or that Importance.save wrote): its share by layer and by
 modality, its histogram, the overlap between tasks. With --task and --class, and the folder of a run
 that has a checkpoint: what EWC, MAS, EWC-DR and log-odds would protect in the classifier for
 samples of that class, measured on the task's training data. Tables are printed and written, with
@@ -38,13 +38,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         dest="class_index",
         type=whole_number,
         metavar="K",
-        help="the class, as the head counts it",
+        help="the class, by its number in the head of the task",
     )
     parser.add_argument(
         "--samples",
         type=whole_number,
         default=256,
-        help="at most so many samples of the class (default: 256)",
+        help="most samples of the class that are used (default: 256)",
     )
     parser.add_argument(
         "--output",

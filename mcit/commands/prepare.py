@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 
 HELP = "resize images once, so that training reads them several times faster"
 DESCRIPTION = """
-Resize every image that the tasks show to what ViLT takes, losslessly, into DIR/.mcit/images (or
-into $MCIT_CACHE if DIR cannot be written to). Training then reads the same pixels from there. It
-can be stopped and started again at any time; what has changed since the last time is made again.
-Exit code: 0, or 1 if some images cannot be read (they are listed), 2 on errors.
+Resize every image of the tasks to the size that ViLT takes, and store it without loss in
+DIR/.mcit/images (or in $MCIT_CACHE if DIR cannot be written to). Training then reads the same
+pixels from there. The command can be stopped and started again at any time; images that have
+changed since are resized again. Exit code: 0, or 1 if some images cannot be read (they are listed),
+2 on errors.
 """
 
 
@@ -37,7 +38,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--jobs",
         type=whole_number,
         metavar="N",
-        help="processes (default: one for every processor)",
+        help="number of processes (default: one for every processor)",
     )
     parser.add_argument(
         "--model",
@@ -47,7 +48,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--verify",
         action="store_true",
-        help="also read all that is there, and make damaged files again",
+        help="also read the files that exist, and replace damaged ones",
     )
 
 

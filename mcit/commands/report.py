@@ -13,7 +13,7 @@ from mcit.arguments import some_text
 from mcit.errors import FolderError
 from mcit.files import find_folder_problem, make_folder
 
-HELP = "make the tables, figures and page of any number of runs"
+HELP = "make tables, figures and a web page of any number of runs"
 FORMATS = ("terminal", "markdown", "latex", "csv")
 STYLES = ("screen", "paper")
 # groups up to which the terminal shows each by itself
@@ -36,7 +36,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="folder to write to (default: that of the one run, or report/ next to several)",
     )
     parser.add_argument(
-        "--format", choices=FORMATS, default="terminal", help="what is printed (default: terminal)"
+        "--format",
+        choices=FORMATS,
+        default="terminal",
+        help="format of the tables that are printed (default: terminal)",
     )
     parser.add_argument(
         "--style",

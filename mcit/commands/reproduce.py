@@ -24,15 +24,15 @@ from mcit.sweeps.grid import find_repeated
 if TYPE_CHECKING:
     from mcit.reproduce.cells import Cell
 
-HELP = "the paper's tables, and small ones of our own: commands, costs, and whether they are met"
+HELP = "list or run the tables of papers, and small ones of our own, and compare the numbers"
 EPILOG = """
-  mcit reproduce                                            the tables there are
+  mcit reproduce                                            lists the tables
   mcit reproduce cifar100                                   plan, cost and commands; nothing is run
   mcit reproduce shapes --run                               minutes, needs no data
   mcit reproduce cifar100 --data-root DIR --only ewc,ewc_dr --setting bigstart-10 --run --gpus 0,1
 
 Runs that are complete are found in --output and --runs and are not repeated. The exit code is 1 if
-a run failed or a number differs.
+a run failed or a number differs from the expected one.
 """
 
 
@@ -41,27 +41,27 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EPILOG
     parser.add_argument(
-        "table", nargs="?", type=some_text, help="which one; without it, all are listed"
+        "table", nargs="?", type=some_text, help="name of a table; without it, all are listed"
     )
     parser.add_argument(
         "--only",
         type=split_list,
         default=[],
         metavar="METHOD,...",
-        help="these methods (default: all)",
+        help="only these methods (default: all)",
     )
     parser.add_argument(
         "--setting",
         type=split_list,
         default=[],
         metavar="NAME,...",
-        help="these settings (default: all)",
+        help="only these settings (default: all)",
     )
     parser.add_argument(
         "--seeds",
         type=split_list,
         default=[],
-        help="other seeds than the table's: 1,2,3 or 1-3 (default: the table's)",
+        help="seeds, such as 1,2,3 or 1-3 (default: those of the table)",
     )
     parser.add_argument(
         "--data-root", type=some_text, metavar="DIR", help="folder of the official data"
@@ -78,7 +78,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="DIR",
-        help="another folder with runs to take in",
+        help="another folder to look for finished runs in",
     )
     parser.add_argument("--run", action="store_true", help="make the runs that are missing")
     add_running_options(parser)
@@ -86,12 +86,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--teraflops",
         type=number,
         default=10.0,
-        help="speed that the cost is estimated for (default: 10)",
+        help="speed of the machine that costs are estimated for (default: 10)",
     )
     parser.add_argument(
         "--record",
         action="store_true",
-        help="make what was measured the expected numbers of a table of ours",
+        help="store what was measured as the expected numbers (tables of our own only)",
     )
 
 

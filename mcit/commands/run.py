@@ -15,7 +15,7 @@ from mcit.config.files import find_early_problems, load_config, to_yaml
 from mcit.config.schema import PRESETS, RunConfig
 from mcit.errors import ConfigError
 
-HELP = "learn a sequence of tasks and print its forgetting-transfer table"
+HELP = "learn tasks one after the other, and print scores and forgetting"
 # the file that a run writes at the very end
 LAST = "report.html"
 WRITTEN = ("scores.json", "report.md", LAST, "config.yaml", "provenance.json", "log.jsonl")
@@ -63,16 +63,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--on-bad-record",
         choices=("fail", "skip"),
-        help="stop at wrong records (default), or leave them out and count them",
+        help="stop at a bad record (default), or leave bad records out and count them",
     )
-    parser.add_argument(
-        "--seed", type=whole_number, help="of everything that is drawn at random (default: 1)"
-    )
+    parser.add_argument("--seed", type=whole_number, help="seed of all random numbers (default: 1)")
     parser.add_argument(
         "--single",
         type=some_text,
         metavar="RUN",
-        help="folder of a run of method single, for knowledge transfer",
+        help="folder of a run of the method `single`, to compute knowledge transfer from",
     )
     parser.add_argument(
         "--output",
@@ -81,7 +79,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="folder of the run (default: a new one in runs/)",
     )
     parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="e.g. method.strength=1e4"
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="set any option, such as method.strength=1e4; may be repeated",
     )
     parser.add_argument(
         "--print-config", action="store_true", help="print the resolved configuration, and stop"
@@ -103,7 +105,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--stage-cache",
         type=some_text,
         metavar="DIR",
-        help="share stages with other runs that begin the same way",
+        help="reuse tasks that another run learned in the same way, and keep those of this run",
     )
     parser.add_argument(
         "--tracker",
@@ -165,8 +167,9 @@ def learn(plan: Any, output: Path, resume: bool, arguments: argparse.Namespace) 
     from mcit.sequence import run as run_sequence
 
     processes = join_processes()
-    try:
-        with Interruption(leave_launcher).listening() as interruption:
+    # an ending run still listens: a launcher's signal must not cut off what it says last
+    with Interruption(leave_launcher).listening() as interruption:
+        try:
             run_sequence(
                 plan,
                 output,
@@ -176,20 +179,21 @@ def learn(plan: Any, output: Path, resume: bool, arguments: argparse.Namespace) 
                 cache=Path(arguments.stage_cache) if arguments.stage_cache else None,
                 interruption=interruption,
             )
-    except Interrupted:
-        if processes.is_main_process or is_abandoned(output):
-            print(explain_resumption(output, processes.num_processes), file=sys.stderr)
-        end_launcher()
-        return CODE
-    except RuntimeError:
-        # this is also how processes learn that one of them was killed; one of those left explains
-        alone = processes.num_processes == 1
-        if alone or not (processes.is_main_process or is_abandoned(output)):
-            raise
-        traceback.print_exc()
-        what = "stopped by the error above, as when another process is killed"
-        print(explain_resumption(output, processes.num_processes, what), file=sys.stderr)
-        return 1
+        except Interrupted:
+            if processes.is_main_process or is_abandoned(output):
+                print(explain_resumption(output, processes.num_processes), file=sys.stderr)
+            end_launcher()
+            return CODE
+        except RuntimeError:
+            # this is also how processes learn that one was killed; one of those left explains
+            interruption.asked = True
+            alone = processes.num_processes == 1
+            if alone or not (processes.is_main_process or is_abandoned(output)):
+                raise
+            traceback.print_exc()
+            what = "stopped by the error above, as when another process is killed"
+            print(explain_resumption(output, processes.num_processes, what), file=sys.stderr)
+            return 1
     if processes.is_main_process:
         command = arguments.given
         if resume:

@@ -31,9 +31,9 @@ EPILOG = """
   mcit sweep grid.yaml --output runs/grid --dry-run
 
 A grid file has the same names: order or orders, methods (a list, or a section that gives each its
-strengths: `ewc: [300, 1000]`), strengths, seeds, config, preset, data_root, set. Options given here
-stand over the file. Runs that are complete are not repeated and interrupted runs are resumed: the
-same command continues a sweep.
+strengths: `ewc: [300, 1000]`), strengths, seeds, config, preset, data_root, set. Options of
+the command line override the file. Runs that are complete are not repeated and interrupted runs are
+resumed: the same command continues a sweep.
 """
 
 
@@ -53,7 +53,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="[METHOD=]S,S,...",
-        help="for every method that has one, or for the method named (default: what is configured)",
+        help="strengths to try, of every method that has one or of METHOD (default: as configured)",
     )
     parser.add_argument(
         "--seeds", type=split_list, help="comma-separated, or a range: 1,2,3 or 1-3 (default: 1-3)"
@@ -78,14 +78,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const=2,
         metavar="TASKS",
-        help="pick each method's strength by the mean of A_t over the first so many tasks "
+        help="choose the strength of each method by its mean A_t over the first TASKS tasks "
         "(default: 2); later tasks are not looked at",
     )
     choosing.add_argument(
         "--select-seeds",
         type=split_list,
         default=[],
-        help="pick on these seeds, and report on --seeds",
+        help="choose strengths on these seeds, and report on --seeds",
     )
     choosing.add_argument(
         "--match",
@@ -96,7 +96,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--reference",
         type=some_text,
         metavar="METHOD",
-        help="for --match (default: the first that holds weights by importance)",
+        help="method that --match takes the stiffness of (default: the first that has one)",
     )
     running = parser.add_argument_group("running")
     add_running_options(running)
@@ -111,14 +111,14 @@ def add_running_options(parser: Any) -> None:
         "--jobs",
         type=whole_number,
         metavar="N",
-        help="runs at once (default: 1, or one for each of --gpus)",
+        help="how many runs at once (default: 1, or one for each of --gpus)",
     )
     parser.add_argument(
         "--threads",
         type=whole_number,
         default=1,
         metavar="N",
-        help="of each run (default: 1; scores depend on it)",
+        help="threads of each run (default: 1; scores depend on it)",
     )
     parser.add_argument(
         "--gpus",

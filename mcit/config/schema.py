@@ -111,10 +111,10 @@ class CheckpointConfig:
     """How often a run is saved inside a task; after a task's steps and scores it always is."""
 
     every_steps: int | None = option(
-        None, help="save after so many steps of a task", kind=Kind.PLACE
+        None, help="save after this many steps of a task", kind=Kind.PLACE
     )
     every_minutes: float | None = option(
-        10.0, help="save when so many minutes have passed", kind=Kind.PLACE
+        10.0, help="save when this many minutes have passed", kind=Kind.PLACE
     )
     keep: int = option(
         2,
@@ -155,9 +155,9 @@ class RunConfig:
     )
     data_root: str | None = option(None, help="folder of the official data", kind=Kind.PLACE)
     on_bad_record: Literal["fail", "skip"] = option(
-        "fail", help="stop at wrong records, or leave them out and count them"
+        "fail", help="stop at a bad record, or leave bad records out and count them"
     )
-    seed: int = option(1, help="of everything that is drawn at random")
+    seed: int = option(1, help="seed of all random numbers")
     single: str | None = option(
         None, help="folder of a run of method `single`, for knowledge transfer", kind=Kind.PLACE
     )

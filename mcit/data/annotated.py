@@ -54,7 +54,7 @@ class AnnotatedTask(Task):
 
     root: Path | None = option(None, help="folder of the official data", kind=Kind.PLACE)
     on_bad_record: Policy = option(
-        "fail", help="stop at wrong records, or leave them out and count them"
+        "fail", help="stop at a bad record, or leave bad records out and count them"
     )
 
     # counts the changes of what `reader` makes of a record

@@ -114,9 +114,9 @@ class ClassIncrementalTask(Task):
     recipe: Recipe | None = option(  # type: ignore[assignment]
         None, help="what differs from the recipes of the first task and of the later ones"
     )
-    classes: int | None = option(None, help="learn only so many classes, the first of the order")
+    classes: int | None = option(None, help="learn only this many classes, the first of the order")
     class_order_seed: int | None = option(
-        CLASS_ORDER_SEED, help="of the order of the classes; null: the run's seed"
+        CLASS_ORDER_SEED, help="seed of the order of the classes; null: the run's seed"
     )
     first_epochs: int = option(FIRST_RECIPE.epochs, help="epochs of the first task")
     later_epochs: int = option(LATER_RECIPE.epochs, help="epochs of every later task")
@@ -124,7 +124,7 @@ class ClassIncrementalTask(Task):
         1.0, help="multiplies the epochs; milestones stay at their fractions"
     )
     on_bad_record: Policy = option(
-        "fail", help="stop at wrong records, or leave them out and count them"
+        "fail", help="stop at a bad record, or leave bad records out and count them"
     )
     # set by `sequence`; the order, the class options and the data say what it holds
     part: Part = field(

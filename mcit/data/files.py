@@ -116,7 +116,7 @@ def _read_states(files: Sequence[tuple[str, str | Path]]) -> list[tuple[bytes, i
         except FileNotFoundError:
             states.append((encoded, -1, -1))
         except OSError as error:
-            raise DataError(f"{path} cannot be looked at: {error.strerror}") from None
+            raise DataError(f"{path} cannot be examined: {error.strerror}") from None
         else:
             states.append((encoded, status.st_size, status.st_mtime_ns))
     return states

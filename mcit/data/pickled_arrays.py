@@ -166,7 +166,7 @@ class _Unpickler(pickle._Unpickler):
         keys = items[::2]
         # the hash of nested tuples may take for ever
         if type(target) is not dict or not all(isinstance(key, (bytes, str)) for key in keys):
-            raise RefusedPickle("it holds a dictionary whose keys are no strings")
+            raise RefusedPickle("it holds a dictionary whose keys are not strings")
         target.update(zip(keys, items[1::2], strict=True))
 
     dispatch[pickle.SETITEM[0]] = set_item

@@ -40,7 +40,7 @@ def map_pieces(
             yield from zip(pieces, pool.map(work, pieces), strict=True)
         except BrokenProcessPool:
             raise DataError(
-                "a worker process was killed, maybe for want of memory; try --jobs 1"
+                "a worker process was killed, perhaps because memory ran out; try --jobs 1"
             ) from None
 
 

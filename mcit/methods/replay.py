@@ -28,7 +28,7 @@ class Replay(Method):
 
     name = "replay"
     first_task_is_finetuning = True
-    fraction: float = option(0.01, help="of each task's examples that are kept")
+    fraction: float = option(0.01, help="fraction of the examples of each task that is kept")
     frequency: int = option(100, help="steps between two batches of an earlier task")
     buffers: dict[int, list[int]] = field(default_factory=dict, init=False, repr=False)
     examples: dict[int, Examples] = field(default_factory=dict, init=False, repr=False)

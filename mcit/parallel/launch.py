@@ -63,8 +63,8 @@ def join_processes() -> PartialState:
         device = state.device.type
         raise ConfigError(
             [
-                f"{started} processes were started and each takes itself for the only one "
-                f"({device}); set ACCELERATE_USE_CPU=true to let them meet on CPUs"
+                f"{started} processes were started, but each works as if it were alone ({device}); "
+                "set ACCELERATE_USE_CPU=true to run them together on CPUs"
             ]
         )
     return state

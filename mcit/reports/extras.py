@@ -18,6 +18,7 @@ def check_extra() -> None:
     missing = [name for name in LIBRARIES if find_spec(name) is None]
     if missing:
         names = " and ".join(missing)
+        verb = "is" if len(missing) == 1 else "are"
         raise MissingExtraError(
-            f'reports need {names}, not installed here: run pip install "mcit[report]"'
+            f'reports need {names}, which {verb} not installed: run pip install "mcit[report]"'
         )

@@ -83,7 +83,9 @@ def _format_block(table: Table, numbers: Sequence[int]) -> Iterator[str]:
     heads = [_symbol(table.columns[0])]
     for part, number in zip(parts, numbers, strict=True):
         head = _symbol(table.columns[number + 1])
-        heads.append(f"\\multicolumn{{{len(part)}}}{{r}}{{{head}}}")
+        # a heading ends where its numbers end, and stands in the middle over several columns
+        align = "r" if len(part) == 1 else "c"
+        heads.append(f"\\multicolumn{{{len(part)}}}{{{align}}}{{{head}}}")
     yield f"    {' & '.join(heads)} \\\\"
     yield "    \\midrule"
     for place, row in enumerate(table.rows):

@@ -306,7 +306,7 @@ def _find_files(path: Path) -> list[Path]:
         return files
     if (path / CONFIG).is_file():
         raise NoRunError(
-            f"{path} holds no run: none of its tasks is finished yet; give it when one is"
+            f"{path} holds no run: none of its tasks is finished yet; use it when one is"
         )
     raise NoRunError(
         f"{path} holds no run: there is no {SCORES} in it or below it; give the folder of a run"

@@ -82,7 +82,7 @@ SPREAD = Note("± is the standard deviation over n seeds.", latex="$\\pm$: stand
 BEST = Note(
     "Bold is the highest mean of a column, which is not a test; upper bounds (joint, single) and "
     "unfinished runs are left out.",
-    latex="Bold: highest mean.",
+    latex="Bold: highest mean, without upper bounds.",
 )
 CLOCK = Note("Wall-clock seconds, means over seeds: compare them on one equally busy machine only.")
 # the names that reports give to the views of scores.json
@@ -167,7 +167,7 @@ def compare_groups(groups: Groups, name: str) -> Table:
     title = f"Methods on {setting.name}"
     if setting.embedded:
         title += ", the embedded benchmark"
-    notes += [SPREAD, BEST]
+    notes += _explain_numbers(groups)
     notes += [_describe_method(group) for group in groups]
     columns = [Column("method"), *(each.column for each in measures)]
     rows = _compare({setting: groups}, {setting: measures})
@@ -187,8 +187,16 @@ def compare_splits(dataset: str, splits: Mapping[Setting, Groups]) -> Table:
     title = f"Methods on the splits of {dataset}"
     name = f"splits-{make_slug(dataset)}"
     rows = _compare(complete, measures)
-    notes = [AVERAGE_OF_CLASSES, AVERAGES, SPREAD, BEST]
+    every = [group for groups in complete.values() for group in groups]
+    notes = [AVERAGE_OF_CLASSES, AVERAGES, *_explain_numbers(every)]
     return Table(TableKind.SPLITS, name, title, columns, rows, notes)
+
+
+def _explain_numbers(groups: Groups) -> list[Note]:
+    """Return what ± and bold numbers mean, as far as the table has them."""
+    if any(len(group.runs) > 1 for group in groups):
+        return [SPREAD, BEST]
+    return [BEST]
 
 
 def tabulate_group(group: Group, alone: bool = False) -> list[Table]:

@@ -79,7 +79,7 @@ def check_seen(jobs: Sequence[Job], seen: int) -> None:
     fewest = min(len(job.plan.tasks) for job in jobs)
     if seen > fewest:
         raise ConfigError(
-            [f"--select {seen}: the order has {fewest} tasks; pick by as many or fewer"]
+            [f"--select {seen}: the order has {fewest} tasks; choose by that many or fewer"]
         )
 
 

@@ -5,7 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from mcit.reports.figures.curves import draw_curves, draw_plasticity, draw_sensitivity
+from mcit.reports.figures.curves import (
+    draw_average,
+    draw_curves,
+    draw_plasticity,
+    draw_sensitivity,
+)
 from mcit.reports.figures.maps import draw_forgetting, draw_matrices
 from mcit.reports.figures.rows import draw_overview, draw_ranks
 from mcit.reports.figures.style import STYLES, Drawing, FigureFile, Style, drawing_in, write_drawing
@@ -17,6 +22,7 @@ from mcit.reports.tables import make_slug, name_apart
 FIGURES = (
     draw_overview,
     draw_matrices,
+    draw_average,
     draw_curves,
     draw_forgetting,
     draw_sensitivity,

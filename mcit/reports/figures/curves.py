@@ -15,13 +15,13 @@ from matplotlib.ticker import MaxNLocator
 from mcit import metrics
 from mcit.reports.figures.style import (
     COLUMN,
-    LETTER,
     Drawing,
     Style,
     add_legend,
     make_figure,
     make_handle,
     make_plain,
+    measure_letter,
     style_of,
     wrap_label,
 )
@@ -32,11 +32,15 @@ from mcit.reports.tables import measure, read_last, read_new, summarize
 
 MOST_LINES = 12
 MOST_PANELS = 12
+# places on the axis of the sequence that all have their number
+MOST_PLACES = 11
+# points of a title
+TITLE = 8
 # the part of the room between two places over which points of several groups are spread
-DODGE = 0.35
+DODGE = 0.6
 # percent that an axis covers at least: equal scores are not drawn as if they were far apart
 SHORTEST = 5.0
-# levels that a strength is compared with
+# what all others are compared with
 REFERENCES = ("finetune", "joint")
 SEEDS = "Bars are one standard deviation over seeds."
 
@@ -54,66 +58,123 @@ class Panel:
 
 
 def choose_groups(groups: Groups, most: int) -> list[Group]:
-    """Return the groups that learned two tasks; if they are too many, those that score highest."""
+    """Return groups that learned two tasks; of too many, bounds and those that score highest."""
     learned = [group for group in groups if group.learned > 1]
-    best = {group.name for group in sorted(learned, key=_score_now, reverse=True)[:most]}
+    best = {group.name for group in sorted(learned, key=_rank, reverse=True)[:most]}
     return [group for group in learned if group.name in best]
+
+
+def describe_choice(shown: Groups, groups: Groups) -> str:
+    """Return a sentence for the caption if not all groups are shown, else nothing."""
+    learned = [group for group in groups if group.learned > 1]
+    if len(shown) == len(learned):
+        return ""
+    return f" Of {len(learned)} methods, bounds and those that score highest are shown."
+
+
+@dataclass(frozen=True)
+class Curves:
+    """What a figure of scores over the sequence shows, and how its panels are laid out."""
+
+    name: str
+    title: str
+    caption: str
+    panels: Sequence[Panel]
+    across: int
+    # inches of a panel
+    height: float
 
 
 def draw_curves(groups: Groups, style: Style) -> Drawing | None:
     """Draw the score over the sequence: of all classes seen, or of each task by itself."""
+    setting = groups[0].setting
+    title = "Scores over the sequence"
+    if setting.classes:
+        caption = (
+            "Accuracy over all classes seen, and over those just learned, where methods stand "
+            "side by side."
+        )
+        panels = _average_panels("all classes seen")
+        curves = Curves("curves", title, caption, panels, style.across, height=2.1)
+        return _draw_panels(curves, groups, style)
+    panels = [
+        Panel(make_plain(f"{task + 1} {name}"), partial(_read_task, task), first=task)
+        for task, name in enumerate(setting.tasks[:MOST_PANELS])
+    ]
+    caption = "Score on each task after it and every later task was learned."
+    across = min(len(setting.tasks), 2 * style.across)
+    curves = Curves("curves", title, caption, panels, across, height=1.5)
+    return _draw_panels(curves, groups, style)
+
+
+def draw_average(groups: Groups, style: Style) -> Drawing | None:
+    """Draw the average over the tasks seen, and the score on each task just learned."""
+    if groups[0].setting.classes:
+        # the curves show it
+        return None
+    caption = (
+        "Average over the tasks seen, and the score on the task just learned, where methods stand "
+        "side by side."
+    )
+    panels = _average_panels("all tasks seen")
+    curves = Curves("average", "Average over the tasks", caption, panels, style.across, height=2.1)
+    return _draw_panels(curves, groups, style)
+
+
+def _average_panels(seen: str) -> list[Panel]:
+    return [
+        Panel(f"{seen}, $A_t$", _read_seen),
+        Panel("the task just learned, $A_{new}$", _read_learned, line=False),
+    ]
+
+
+def _draw_panels(curves: Curves, groups: Groups, style: Style) -> Drawing | None:
+    """Draw the panels of a figure, with one legend."""
     shown = choose_groups(groups, MOST_LINES)
     if not shown:
         return None
     setting = groups[0].setting
     xlabel = "after task"
     places = list(range(1, len(setting.tasks) + 1))
-    across = min(len(setting.tasks), 2 * style.across)
-    height = 1.5
-    panels = [
-        Panel(make_plain(f"{task + 1} {name}"), partial(_read_task, task), first=task)
-        for task, name in enumerate(setting.tasks[:MOST_PANELS])
-    ]
-    caption = "Score on each task after it and every later task was learned."
     if setting.classes:
         xlabel = "classes seen"
         places = list(accumulate(setting.classes))
-        across = style.across
-        height = 2.1
-        panels = [
-            Panel("all classes seen, $A_t$", _read_seen),
-            Panel("the task just learned, $A_{new}$", _read_learned, line=False),
-        ]
-        caption = (
-            "Accuracy over all classes seen, and over those just learned, where methods stand "
-            "side by side."
-        )
-    figure, grid = _make_panels(style.width, across, len(panels), height)
+    figure, grid = _make_panels(style.width, curves.across, len(curves.panels), curves.height)
     colors = shade(shown)
-    letters = int(style.width / across / LETTER) - 4
-    dodge = DODGE * min(later - earlier for earlier, later in pairwise(places))
-    for axes, panel in zip(grid, panels, strict=True):
-        for number, (group, color) in enumerate(zip(shown, colors, strict=True)):
-            columns = zip(*(panel.read(run) for run in group.runs), strict=True)
-            cells = [summarize(values) for values in columns]
-            shift = 0.0
-            if not panel.line:
-                # equal scores stand side by side
-                shift = dodge * ((number + 0.5) / len(shown) - 0.5)
-            at = [place + shift for place in places[panel.first : group.learned]]
-            _draw_line(axes, group, at, cells, color, line=panel.line)
+    letters = int(style.width / curves.across / measure_letter(TITLE)) - 4
+    for axes, panel in zip(grid, curves.panels, strict=True):
+        _draw_panel(axes, panel, places, shown, colors)
         axes.set_title(wrap_label(panel.title, letters))
         axes.set_ylabel("score (%)")
         axes.set_xlabel(xlabel)
-        margin = 0.05 * (places[-1] - places[0])
-        axes.set_xlim(places[0] - margin, places[-1] + margin)
-        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         axes.grid(axis="y")
         axes.label_outer()
     looks = zip(shown, colors, strict=True)
     handles = [make_handle(style.label(group), style_of(group), color) for group, color in looks]
     add_legend(figure, handles)
-    return Drawing("curves", "Scores over the sequence", f"{caption} {SEEDS}", figure)
+    caption = f"{curves.caption} {SEEDS}{describe_choice(shown, groups)}"
+    return Drawing(curves.name, curves.title, caption, figure)
+
+
+def _draw_panel(
+    axes: Axes, panel: Panel, places: Sequence[int], shown: Groups, colors: Sequence[str]
+) -> None:
+    margin = 0.05 * (places[-1] - places[0])
+    dodge = 0.0
+    if not panel.line:
+        # equal scores stand side by side
+        dodge = DODGE * min(later - earlier for earlier, later in pairwise(places))
+    for number, (group, color) in enumerate(zip(shown, colors, strict=True)):
+        columns = zip(*(panel.read(run) for run in group.runs), strict=True)
+        cells = [summarize(values) for values in columns]
+        shift = dodge * ((number + 0.5) / len(shown) - 0.5)
+        at = [place + shift for place in places[panel.first : group.learned]]
+        _draw_line(axes, group, at, cells, color, line=panel.line)
+    axes.set_xlim(places[0] - margin - dodge / 2, places[-1] + margin + dodge / 2)
+    if len(places) <= MOST_PLACES:
+        axes.set_xticks(places)
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
 
 
 def draw_sensitivity(groups: Groups, style: Style) -> Drawing | None:
@@ -276,5 +337,5 @@ def _strength(group: Group) -> float:
     return group.strength or 0.0
 
 
-def _score_now(group: Group) -> float:
-    return read_last(group.runs[0]) or 0.0
+def _rank(group: Group) -> tuple[bool, float]:
+    return group.method in REFERENCES, read_last(group.runs[0]) or 0.0

@@ -14,7 +14,6 @@ from mcit.reports.explorer import BINS, TOP, Overlap, SourceSummary, add_by_part
 from mcit.reports.figures.maps import draw_map
 from mcit.reports.figures.rows import make_rows
 from mcit.reports.figures.style import (
-    LETTER,
     LINE_STYLES,
     OTHER_COLORS,
     SMALLEST,
@@ -25,6 +24,7 @@ from mcit.reports.figures.style import (
     make_figure,
     make_handle,
     make_plain,
+    measure_text,
     wrap_label,
 )
 
@@ -70,7 +70,7 @@ def draw_layers(summaries: Summaries, style: Style) -> Drawing:
     layers = [make_plain(group.layer) for group in groups]
     names = ["weights", *(wrap_label(make_plain(each.label), 10) for each in summaries)]
     values = np.array([[column.get(group, np.nan) for column in columns] for group in groups])
-    width = 1 + LETTER * max(map(len, layers)) + 0.75 * len(names)
+    width = 1 + max(map(measure_text, layers)) + 0.75 * len(names)
     figure = make_figure(min(style.width, width), 0.7 + 0.17 * len(groups))
     axes = figure.subplots()
     image = draw_map(axes, values, "Blues", (0, np.nanmax(values)), digits=1)

@@ -13,15 +13,16 @@ from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.image import AxesImage
 
-from mcit.reports.figures.curves import choose_groups
+from mcit.reports.figures.curves import TITLE, choose_groups, describe_choice
 from mcit.reports.figures.style import (
-    LETTER,
     SMALLEST,
     Drawing,
     Style,
     count_lines,
     make_figure,
     make_plain,
+    measure_letter,
+    measure_text,
     wrap_label,
 )
 from mcit.reports.groups import Groups
@@ -30,9 +31,8 @@ from mcit.reports.runs import Run
 MOST_PANELS = 12
 # letters of the name of a task in a line
 LONGEST = 18
-# inches that a cell needs for a whole number and for one with a decimal, and at most has
-WHOLE = 0.22
-DECIMAL = 0.3
+# inches that a cell has beside its number at least, and altogether at most
+SPARE = 0.04
 LARGEST = 0.36
 # inches that a line of text is high, and that a number of two digits needs
 LINE = 0.14
@@ -40,6 +40,8 @@ LINE = 0.14
 NARROWEST = 1.05
 GAP = 0.12
 BAR = 0.6
+# inches that the color bar itself is wide
+BAR_WIDTH = 0.1
 # the parts of color maps on which black text is legible
 LIGHT = {"Blues": (0, 0.6), "PuOr_r": (0.15, 0.85)}
 
@@ -132,16 +134,17 @@ def _draw_maps(kind: MapKind, groups: Groups, style: Style) -> Drawing | None:
         # classes are many, and their ranges long
         text = f"task {place}" if groups[0].setting.classes else f"{place}: {task}"
         names.append(wrap_label(make_plain(text), LONGEST))
-    room = 0.3 + LETTER * min(LONGEST, max(map(len, names)))
+    room = 0.1 + max(map(measure_text, names))
     across = min(len(shown), 1 + style.across)
     down = math.ceil(len(shown) / across)
     free = (style.width - room - BAR) / across - GAP
     panel = min(free, max(NARROWEST, size * LARGEST))
     cell = panel / size
     digits = None
-    if cell >= WHOLE:
-        digits = int(cell >= DECIMAL)
-    titles = [wrap_label(style.label(group), int(panel / LETTER)) for group in shown]
+    if cell >= measure_text("100") + SPARE:
+        digits = int(cell >= measure_text("100.0") + SPARE)
+    letters = int(panel / measure_letter(TITLE))
+    titles = [wrap_label(style.label(group), letters) for group in shown]
     height = size * max(LINE * count_lines(names), min(LARGEST, 0.7 * cell))
     height += 0.25 + LINE * count_lines(titles)
     # every so many columns have their number
@@ -156,8 +159,10 @@ def _draw_maps(kind: MapKind, groups: Groups, style: Style) -> Drawing | None:
         axes.set_title(title)
         axes.set_yticks(range(size), names)
         axes.set_xticks(range(0, size, step), range(1, size + 1, step))
-    figure.colorbar(image, ax=list(figure.axes), label=kind.unit, aspect=15)
-    return Drawing(kind.name, kind.title, f"{kind.caption}; means over seeds.", figure)
+    slender = down * height / BAR_WIDTH
+    figure.colorbar(image, ax=list(figure.axes), label=kind.unit, aspect=slender)
+    caption = f"{kind.caption}; means over seeds.{describe_choice(shown, groups)}"
+    return Drawing(kind.name, kind.title, caption, figure)
 
 
 def _read_scores(run: Run) -> Any:

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
 from matplotlib.lines import Line2D
+from matplotlib.textpath import TextPath
 
 from mcit.files import DRAFT
 from mcit.reports.groups import Group
@@ -26,9 +28,13 @@ if TYPE_CHECKING:
 COLUMN = 3.3
 SMALLEST = 7
 DOTS_PER_INCH = 200
-# inches that a letter of the smallest size takes, and letters of a label before it is wrapped
-LETTER = 0.068
+POINTS_PER_INCH = 72
+# letters of a label before it is wrapped
 LONGEST = 26
+# inches of an entry of a legend beside its text: line, marker and the room between columns
+ENTRY = 0.56
+# letters whose mean width stands for that of a font
+LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_0123456789"
 
 # the forms of a figure, without the dates that matplotlib would put into them
 METADATA = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": None}
@@ -49,6 +55,8 @@ RULES: dict[RcKeyType, Any] = {
     "grid.linewidth": 0.4,
     "grid.color": "#DDDDDD",
     "legend.frameon": False,
+    # long enough to tell dashes from dots
+    "legend.handlelength": 2.8,
     "mathtext.default": "regular",
     "image.interpolation": "nearest",
     # otherwise the names inside an SVG are drawn at random
@@ -92,6 +100,7 @@ class LineStyle:
     line: LineStyleType = "-"
 
 
+# a name keeps its color and marker for good, so that figures of different days can be compared
 LINE_STYLES = {
     "finetune": LineStyle("#4D4D4D", "o", ":"),
     "joint": LineStyle("#000000", "^", "--"),
@@ -106,8 +115,34 @@ LINE_STYLES = {
     "replay": LineStyle("#999933", "P", "--"),
     "l2_anchor": LineStyle("#332288", "X", "-."),
     "adapters": LineStyle("#117733", "p", "-."),
-    "freeze_encoder": LineStyle("#AA4499", "v", "-."),
+    "freeze_encoder": LineStyle("#AA4499", "h", "-."),
     "freeze_bottom": LineStyle("#661100", "^", "-."),
+    "ewc_delta": LineStyle("#504000", "<"),
+    # low-rank adapters
+    "olora": LineStyle("#E81078", ">", "-."),
+    "dgg": LineStyle("#C00020", "h", "-."),
+    "moelora": LineStyle("#00D068", "*", "-."),
+    "reglora": LineStyle("#B08058", "8", "-."),
+    "keeplora": LineStyle("#0068E8", "H", "-."),
+    # distillation
+    "lwf_mc": LineStyle("#F078F8", "d", "--"),
+    "muc": LineStyle("#005038", "X", "--"),
+    "icarl": LineStyle("#708050", ">", "--"),
+    "der": LineStyle("#007080", "P", "--"),
+    # projected gradients
+    "gpm": LineStyle("#905000", "D"),
+    "adam_nscl": LineStyle("#089000", "v"),
+    # class-incremental learning with prototypes or other statistics of classes
+    "fetril": LineStyle("#9048C8", "p"),
+    "pass": LineStyle("#784040", "*"),
+    "ssre": LineStyle("#88C078", "h"),
+    "fecam": LineStyle("#785080", "^"),
+    "efc": LineStyle("#F0A058", "H"),
+    "ldc": LineStyle("#980030", "P"),
+    "adc": LineStyle("#486000", "s"),
+    "adagauss": LineStyle("#F048B8", "o"),
+    "dpcr": LineStyle("#0090F8", "<"),
+    "gatf": LineStyle("#C8A8E0", "X"),
 }
 # for all other methods: colors that none above has
 OTHER_COLORS = (
@@ -189,11 +224,24 @@ def make_handle(label: str, look: LineStyle, color: str = "", line: bool = True)
     )
 
 
+def measure_text(text: str, points: float = SMALLEST) -> float:
+    """Return the width in inches of the longest line of a text; call this inside `drawing_in`."""
+    widths = []
+    for line in text.split("\n"):
+        path = TextPath((0, 0), line or " ", size=points, prop=FontProperties())
+        widths.append(path.get_extents().width / POINTS_PER_INCH)
+    return max(widths)
+
+
+def measure_letter(points: float = SMALLEST) -> float:
+    """Return the mean width in inches of a letter; call this inside `drawing_in`."""
+    return measure_text(LETTERS, points) / len(LETTERS)
+
+
 def add_legend(figure: Figure, handles: Sequence[Any]) -> None:
     """Add a legend under the figure, which grows by the room that it needs."""
     width, height = figure.get_size_inches()
-    longest = max(len(handle.get_label()) for handle in handles)
-    columns = max(1, min(len(handles), int(width / (LETTER * longest + 0.55))))
+    columns = _count_columns([measure_text(handle.get_label()) for handle in handles], width)
     rows = -(-len(handles) // columns)
     figure.set_size_inches(width, height + 0.16 * rows + 0.08)
     # matplotlib fills columns first; with this order they are read row by row
@@ -201,11 +249,25 @@ def add_legend(figure: Figure, handles: Sequence[Any]) -> None:
     figure.legend(handles=ordered, loc="outside lower left", ncols=columns)
 
 
+def _count_columns(widths: Sequence[float], room: float) -> int:
+    """Return into how many columns the entries of a legend go, each as wide as its widest text."""
+    for columns in range(len(widths), 1, -1):
+        needed = sum(max(widths[first::columns]) + ENTRY for first in range(columns))
+        if needed <= room:
+            return columns
+    return 1
+
+
 def wrap_label(text: str, letters: int = LONGEST) -> str:
-    """Return a label in lines of at most so many letters, broken before brackets if it must be."""
+    """Return a label in lines of at most so many letters, broken in a name only if it must be."""
     if len(text) > letters:
         text = text.replace("[", " [")
-    return "\n".join(textwrap.wrap(text, letters)) or text
+    words = []
+    for word in text.split(" "):
+        if len(word) > letters:
+            word = word.replace("=", "= ")
+        words.append(word)
+    return "\n".join(textwrap.wrap(" ".join(words), letters)) or text
 
 
 def count_lines(labels: Sequence[str]) -> int:
