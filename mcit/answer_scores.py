@@ -141,7 +141,8 @@ def read_answers(model: nn.Module, batch: Mapping[str, Any]) -> tuple[Tensor, Te
     """Return logits [batch, tokens, vocabulary] and the labels [batch, tokens] that they predict.
 
     A causal model predicts the next token, an encoder-decoder or a token classifier the one at the
-    same place.
+    same place. Nothing predicts the first token of a row: its label does not count, as in the loss
+    of transformers.
     """
     labels = batch["labels"]
     inputs = {key: value for key, value in batch.items() if key != "labels"}
@@ -158,12 +159,7 @@ def read_answers(model: nn.Module, batch: Mapping[str, Any]) -> tuple[Tensor, Te
         return model(**batch).logits, labels
     if not base.can_generate():
         return model(**inputs).logits, labels
-    first = _find_first(labels)
-    if first == 0:
-        raise ValueError(
-            "the first token of a row has a label, and nothing before it could predict it: "
-            "set it to -100"
-        )
+    first = max(1, _find_first(labels))
     kept = labels.shape[1] - first + 1
     if "logits_to_keep" in inspect.signature(base.forward).parameters:
         inputs["logits_to_keep"] = kept

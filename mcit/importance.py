@@ -150,8 +150,9 @@ def measure_importance(
 
     Choices of the estimator may be given as options: `measure_importance(model, loader,
     score="reversed")`. `score` may also be a function, score(model, batch) -> one number per
-    example, [batch]. `forward(model, batch)` returns logits and target; without it, a batch is an
-    `(inputs, target)` pair, or a dictionary with `labels` for a transformers model.
+    example, [batch]. Where neither an estimator nor a score is given, classes have score `plain`
+    and answers in words `log_odds`. `forward(model, batch)` returns logits and target; without it,
+    a batch is an `(inputs, target)` pair, or a dictionary with `labels` for a transformers model.
 
     Several processes divide every batch of a DataLoader and get what one process gets: with unit
     `example` its data are read in order, each example once; with unit `batch` its own batches are
@@ -163,12 +164,13 @@ def measure_importance(
         function = options["score"]
         name = getattr(function, "__qualname__", type(function).__name__)
         options = {**options, "score": "custom", "function": name}
+    chosen = estimator is not None or "score" in options
     estimator = _choose_estimator(estimator, options)
     if function is not None and forward is not None:
         raise ValueError("score=function reads the batch itself: leave forward out")
     model = _unwrap(model)
     parameters = _choose_parameters(model, only)
-    scorer = _Scorer(model, estimator, forward or read_logits, function)
+    scorer = _Scorer(model, estimator, forward or read_logits, function=function, chosen=chosen)
     with preserve_state(model, parameters, estimator.update_buffers), uncompiled(model):
         _set_mode(model, estimator)
         sharded = any(is_sharded(parameter) for parameter in model.parameters())
@@ -187,7 +189,7 @@ def measure_importance(
         mean = from_local(total.div_(totals.count), parameters[name].detach())
         values[name] = _finish(estimator, number, mean)
     _check_finite(values)
-    return Importance(values, estimator, totals.examples, paths=totals.paths)
+    return Importance(values, scorer.estimator, totals.examples, paths=totals.paths)
 
 
 def read_logits(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
@@ -231,6 +233,9 @@ def _choose_estimator(estimator: Estimator | None, options: Mapping[str, Any]) -
             raise TypeError(
                 f"measure_importance has no option {name!r}{near} (options: {', '.join(known)})"
             )
+    if estimator is None and "odds" in options:
+        # only log-odds have this choice
+        options = {"score": "log_odds", **options}
     return dataclasses.replace(estimator or Estimator(), **options)
 
 
@@ -348,7 +353,7 @@ def _take(loader: Iterable, samples: int | float) -> Iterator[Any]:
 # --- the pass
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Scorer:
     """Scores of a batch: vectors [batch] whose per-example gradients make up the estimate."""
 
@@ -356,6 +361,8 @@ class _Scorer:
     estimator: Estimator
     forward: Forward
     function: ScoreFunction | None
+    # whether the user chose the score; if not, the first batch shows whether it is text
+    chosen: bool
 
     def __call__(self, part: BatchPart, number: int, before: int) -> list[Tensor]:
         """Score batch `number`, which comes after `before` examples of this process."""
@@ -379,7 +386,12 @@ class _Scorer:
                 f"{type(logits).__name__} and a {type(target).__name__}"
             )
         position = part.number_examples(len(logits) if logits.ndim else 0, before)
-        if is_text(logits, target):
+        text = is_text(logits, target)
+        if not self.chosen:
+            self.chosen = True
+            if text:
+                self.estimator = dataclasses.replace(self.estimator, score="log_odds")
+        if text:
             return [score_answers(self.estimator, logits, target, position)]
         return score_examples(self.estimator, logits, target, position)
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import datasets
 import peft
 import pytest
 import torch
 import transformers
-from tiny_language_models import LENGTHS, MODELS, Batch, add_lora, build, make_rows
+from accelerate.state import AcceleratorState, GradientState
+from tiny_language_models import LENGTHS, MODELS, VOCABULARY, Batch, add_lora, build, make_rows
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from mcit import Estimator, measure_importance
+from mcit import ConsolidationCallback, ConsolidationManager, Estimator, measure_importance
 from mcit.answer_scores import read_answers, score_answers
 from mcit.estimator import score_examples
 
@@ -97,16 +99,19 @@ def loop(model: nn.Module, batch: Batch, options: dict[str, Any]) -> dict[str, T
 
 
 def assert_equal(
-    found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = 1e-5
+    found: dict[str, Tensor],
+    expected: dict[str, Tensor],
+    tolerance: float = 1e-5,
+    floor: float = 1e-3,
 ) -> None:
     assert found.keys() == expected.keys()
     largest = max(float(value.max()) for value in expected.values())
     assert largest > 0
     for name, value in expected.items():
         worst = float((found[name].double() - value).abs().max())
-        assert worst <= tolerance * largest, (
-            f"{name}: off by {worst:.3g}, the largest value is {largest:.3g}"
-        )
+        # gradients that are zero but for rounding are compared with the others
+        scale = max(float(value.max()), floor * largest)
+        assert worst <= tolerance * scale, f"{name}: off by {worst:.3g} of {scale:.3g}"
 
 
 @pytest.mark.parametrize(
@@ -140,11 +145,12 @@ def test_lora_in_32_bits_on_a_base_in_16_stays_on_the_rules(autocast):
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             return read_answers(model, batch)
 
-    found = measure_importance(model, [batch], forward=forward)
+    found = measure_importance(model, [batch], score="plain", forward=forward)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     assert {parameter.dtype for parameter in trained} == {torch.float32}
     assert set(found.paths.values()) == {"rule"}
-    assert_equal(found.values, loop(model, batch, {"score": "plain"}), 0.05)
+    # 16 bits keep two digits of the large gradients
+    assert_equal(found.values, loop(model, batch, {"score": "plain"}), 0.05, floor=1.0)
 
 
 def test_gradient_checkpointing_changes_nothing():
@@ -251,7 +257,7 @@ def test_labels_of_the_same_place_are_not_shifted(kind):
         model = transformers.BertForMaskedLM(config).eval()
     labels = torch.tensor([[-100, 1, 2, -100], [3, -100, 4, 0]])
     batch = {"input_ids": torch.randint(1, 20, (2, 4)), "labels": labels}
-    found = measure_importance(model, [batch])
+    found = measure_importance(model, [batch], score="plain")
     expected = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
     for row in range(2):
         counted = labels[row] != -100
@@ -271,11 +277,24 @@ def test_an_answer_without_a_token_is_named():
         measure_importance(model, [batch])
 
 
-def test_a_label_that_nothing_predicts_is_refused():
+def test_the_first_token_of_a_row_does_not_count_as_in_the_loss_of_transformers():
     model, batch = build("llama")
-    batch["labels"][0, 0] = 3
-    with pytest.raises(ValueError, match="nothing before it could predict it"):
-        measure_importance(model, [batch])
+    labels = batch["labels"].clone()
+    whole = measure_importance(model, [batch])
+    labels[1:, 0] = 3
+    found = measure_importance(model, [{**batch, "labels": labels}])
+    assert_equal(found.values, {name: value.double() for name, value in whole.values.items()})
+
+
+def test_answers_in_words_are_scored_by_their_log_odds_unless_something_else_is_chosen():
+    model, batch = build("llama")
+    assert measure_importance(model, [batch]).estimator == Estimator(score="log_odds")
+    assert measure_importance(model, [batch], length="mean").estimator.score == "log_odds"
+    assert measure_importance(model, [batch], odds="token").estimator.odds == "token"
+    assert measure_importance(model, [batch], score="plain").estimator == Estimator()
+    assert measure_importance(model, [batch], Estimator()).estimator == Estimator()
+    pair = (torch.rand(2, 3), torch.tensor([0, 1]))
+    assert measure_importance(nn.Linear(3, 2), [pair]).estimator == Estimator()
 
 
 def test_a_plain_module_must_say_what_its_logits_speak_of():
@@ -284,6 +303,65 @@ def test_a_plain_module_must_say_what_its_logits_speak_of():
     ids = torch.randint(9, (2, 3))
     with pytest.raises(TypeError, match="the same token or of the next: give forward="):
         measure_importance(model, [{"input_ids": ids, "labels": ids}])
+
+
+def make_trainer(model, data, folder, **options):
+    """TRL's trainer with a tokenizer of words."""
+    trl = pytest.importorskip("trl", reason="pip install trl")
+    import tokenizers
+
+    names = ["<pad>", "<eos>", "<unk>", *(f"w{number}" for number in range(VOCABULARY - 3))]
+    places = {name: place for place, name in enumerate(names)}
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel(places, unk_token="<unk>"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=words, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>"
+    )
+    args = trl.SFTConfig(
+        str(folder),
+        max_steps=3,
+        per_device_train_batch_size=4,
+        learning_rate=1e-2,
+        use_cpu=True,
+        report_to="none",
+        save_strategy="no",
+        disable_tqdm=True,
+    )
+    return trl.SFTTrainer(model, args, train_dataset=data, processing_class=tokenizer, **options)
+
+
+@pytest.fixture
+def fresh_accelerate():
+    """Accelerate keeps its settings, such as TRL's 16 bits, for the whole process."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+
+
+@pytest.mark.parametrize("kind", ["prompt and completion", "text"])
+def test_the_callback_holds_the_adapters_inside_trl(kind, tmp_path, fresh_accelerate):
+    rows = [{"text": f"w{i} w{i + 1} w{i + 2}"} for i in range(8)]
+    if kind != "text":
+        rows = [{"prompt": f"w{i} w{i + 1}", "completion": f" w{i + 2} w3"} for i in range(8)]
+    data = datasets.Dataset.from_list(rows)
+    model, _ = build("llama")
+    lora = peft.LoraConfig(r=2, target_modules="all-linear")
+    first = make_trainer(model, data, tmp_path, peft_config=lora)
+    first.train()
+    importance = measure_importance(first.model, first.get_train_dataloader())
+    assert importance.examples == 8
+    assert set(importance.paths.values()) == {"rule"}
+    moved = {}
+    for strength in (0.0, 1e6):
+        model = copy.deepcopy(first.model)
+        manager = ConsolidationManager(model, strength=strength)
+        manager.consolidate(importance)
+        second = make_trainer(model, data, tmp_path, callbacks=[ConsolidationCallback(manager)])
+        second.train()
+        manager.strength = 1.0
+        moved[strength] = float(manager.penalty())
+    assert 0 < moved[1e6] < moved[0.0] / 2
 
 
 def test_a_question_answering_batch_is_refused_with_the_remedy():
