@@ -31,8 +31,8 @@ from mcit.runner.run_folder import CHECKPOINTS, CONFIG, choose_output, find_newe
 from mcit.sequence import run as run_sequence
 from mcit.session import Session
 from mcit.spelling import suggest
-from mcit.task import Task
-from mcit.training.trainer import Score, move, predict
+from mcit.task import Task, move
+from mcit.training.trainer import Score, predict
 
 
 def run(
@@ -107,8 +107,8 @@ class LoadedRun:
         """Return the score of a task on its evaluation split."""
         found = self.find_task(task)
         self.session.method.before_scoring(self.stage, found)
-        classifier = self.session.method.classifier(self.stage)
-        return self.session.trainer.evaluate(self.stage, found, classifier)
+        scorer = self.session.own_scorer(self.stage)
+        return self.session.trainer.evaluate(self.stage, found, scorer)
 
     @torch.no_grad()
     def predict(self, task: str, *, images: Sequence[Any], texts: Sequence[Any] = ()) -> list[Any]:
@@ -122,9 +122,9 @@ class LoadedRun:
         batch = found.read_inputs(images, texts, self.learner.processor)
         batch = move(batch, self.session.accelerator.device)
         self.learner.eval()
-        classifier = self.session.method.classifier(self.stage)
+        scorer = self.session.own_scorer(self.stage)
         with self.session.accelerator.autocast():
-            predicted = predict(self.learner, found, batch, classifier)
+            predicted = predict(self.learner, found, batch, scorer)
         # later tasks may have widened the head
         sharing = [task for task in self.learned if task.head.name == found.head.name]
         return sharing[-1].name_answers(predicted)

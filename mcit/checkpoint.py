@@ -109,6 +109,8 @@ class Checkpoint:
     random: Sequence[State]
     # optimizer state, inside a task only
     optimizer: State | None = None
+    # statistics of classes, and what else classifiers need
+    answering: State = field(default_factory=dict)
     # state of the loss scaler of fp16
     scaler: State | None = None
     # what the run has found so far, see Result.state_dict

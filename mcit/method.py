@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from torch import Tensor
 
+from mcit.classifier import Scorer
+from mcit.config.parse import Selection
 from mcit.config.schema import ModelConfig
 from mcit.task import Batch, Output, Recipe, Split, Task
 
@@ -16,12 +18,6 @@ if TYPE_CHECKING:
     from mcit.importance import Importance
     from mcit.models.learner import Learner
     from mcit.parallel.loading import SplitLoader
-
-
-class Classifier(Protocol):
-    """Scores [batch, classes] from features [batch, width], the largest for the predicted class."""
-
-    def __call__(self, features: Tensor) -> Tensor: ...
 
 
 class Loading(Protocol):
@@ -106,6 +102,10 @@ class Method:
     name: ClassVar[str]
     # Whether the steps of the first task are those of finetuning, so that runs can share them.
     first_task_is_finetuning: ClassVar[bool] = False
+    # What answers and what carries class statistics over, unless the run names others; a method
+    # that was published together with them says so here.
+    answers: ClassVar[Selection] = Selection("head")
+    carries: ClassVar[Selection] = Selection("none")
 
     def find_problems(self, tasks: Sequence[Task], model: ModelConfig) -> list[str]:
         """Return why the method cannot learn these tasks with this model; nothing is built yet."""
@@ -154,8 +154,12 @@ class Method:
         """Measure importance or fill a buffer: the weights are final for the task."""
         return Outcome()
 
-    def classifier(self, stage: Stage) -> Classifier | None:
-        """Return what answers from features when tasks are scored; None for the learner's head."""
+    def classifier(self, stage: Stage) -> Scorer | None:
+        """Return what answers from features when tasks are scored; None for the learner's head.
+
+        A run can name other classifiers, which need no method (mcit/classifiers/); this one is
+        called `head` then.
+        """
         return None
 
     def before_scoring(self, stage: Stage, task: Task) -> None:

@@ -35,8 +35,10 @@ from mcit.sources import (
 from mcit.spelling import describe_unknown_key, suggest
 
 if TYPE_CHECKING:
+    from mcit.classifier import Classifier
     from mcit.method import Method
     from mcit.task import Task
+    from mcit.transport import Transport
 
 
 class UnknownName(McitError, LookupError):
@@ -78,7 +80,9 @@ class Category:
 
 TASK = Category("task", "mcit.tasks", "Task")
 METHOD = Category("method", "mcit.methods", "Method")
-CATEGORIES = (TASK, METHOD)
+CLASSIFIER = Category("classifier", "mcit.classifiers", "Classifier")
+TRANSPORT = Category("transport", "mcit.transports", "Transport")
+CATEGORIES = (TASK, METHOD, CLASSIFIER, TRANSPORT)
 
 
 def own_folders(name: str) -> list[str]:
@@ -141,6 +145,16 @@ def find_task(name: str) -> type[Task]:
 def find_method(name: str) -> type[Method]:
     """Return the method class of that name."""
     return find_class(METHOD, name)
+
+
+def find_classifier(name: str) -> type[Classifier]:
+    """Return the classifier class of that name."""
+    return find_class(CLASSIFIER, name)
+
+
+def find_transport(name: str) -> type[Transport]:
+    """Return the transport class of that name."""
+    return find_class(TRANSPORT, name)
 
 
 def check_name(category: Category, name: str) -> list[str]:

@@ -31,6 +31,7 @@ from mcit.checkpoint import (
     list_checkpoints,
     read_state,
 )
+from mcit.classifier import Scorer
 from mcit.config.files import to_yaml
 from mcit.config.identity import find_differences
 from mcit.errors import ConfigError, DivergedError
@@ -99,6 +100,7 @@ class Session:
             raise ConfigError(problems)
         self.plan = plan
         self.method = plan.method
+        self.answering = plan.answering
         self.progress = progress
         self.batches = batches
         self.accelerator = Accelerator(
@@ -123,34 +125,48 @@ class Session:
     def begin(self, stage: Stage) -> Sequence[str]:
         """Seed, prepare the learner for the task, and return the method's warnings."""
         self.trainer.seed_stage(stage.index)
-        return begin_task(stage, self.method)
+        warnings = begin_task(stage, self.method)
+        self.answering.begin_task(stage)
+        return warnings
 
     def fit(self, stage: Stage, **options: Any) -> int:
         """Take the task's steps and return their number; see Trainer.fit for the options."""
         return self.trainer.fit(stage, self.method, **options)
 
     def conclude(self, stage: Stage) -> Outcome:
-        """Let the method end the task, and return what it found."""
-        return self.method.end_task(stage)
+        """Let the method end the task, compute the classifiers, and return what was found."""
+        outcome = self.method.end_task(stage)
+        self.answering.end_task(stage)
+        return outcome
 
     def score(self, stage: Stage) -> list[Score]:
         """Return the scores of all tasks seen."""
-        classifier = self.method.classifier(stage)
+        scorers = self._scorers(stage)
         scores = []
         for task in stage.tasks[: stage.index + 1]:
             self.method.before_scoring(stage, task)
-            scores.append(self.trainer.evaluate(stage, task, classifier))
+            found = self.trainer.evaluate_each(stage, task, scorers)
+            own = found.pop(self.answering.own)
+            scores.append(replace(own, others=found))
         self.method.after_scoring(stage)
         return scores
 
+    def own_scorer(self, stage: Stage) -> Scorer | None:
+        """Return what answers for the run; None for the learner's head."""
+        return self._scorers(stage)[self.answering.own]
+
+    def _scorers(self, stage: Stage) -> dict[str, Scorer | None]:
+        return self.answering.scorers(stage, self.method.classifier(stage))
+
     def time_scoring(self, stage: Stage) -> float:
         """Return about how many seconds scoring takes at this stage, from a batch of each task."""
-        classifier = self.method.classifier(stage)
+        scorers = self._scorers(stage)
         total = 0.0
         for task in stage.tasks[: stage.index + 1]:
             self.method.before_scoring(stage, task)
             begun = time.perf_counter()
-            tried = self.trainer.evaluate(stage, task, classifier, batches=1)
+            each = self.trainer.evaluate_each(stage, task, scorers, batches=1)
+            tried = each[self.answering.own]
             seconds = time.perf_counter() - begun
             total += seconds * len(task.examples(self.trainer.config.split)) / tried.examples
         self.method.after_scoring(stage)
@@ -161,6 +177,7 @@ class Session:
         stage = self.stage(checkpoint.position.stage)
         self.store.restore(checkpoint.learner)
         self.method.restore(stage, checkpoint.method)
+        self.answering.restore(stage, checkpoint.answering)
         scaler = self.accelerator.scaler
         if scaler is not None and checkpoint.scaler is not None:
             scaler.load_state_dict(checkpoint.scaler)
@@ -184,6 +201,7 @@ class Session:
             position=Position(stage.index, stage.task.name, phase, step, steps),
             learner=self.store.take(),
             method=self.method.state_dict(),
+            answering=self.answering.state_dict(),
             random=gather(capture_random()),
             scaler=None if scaler is None else scaler.state_dict(),
             **more,
@@ -312,7 +330,7 @@ class RunSession(Session):
         with self.interruption.held():
             self.result.add_outcome(outcome)
             self.result.add_scores(scores, self.before)
-            self.result.cost["bytes_held"] = self.method.bytes_held()
+            self.result.cost["bytes_held"] = self.plan.bytes_held()
             self._publish(stage)
             checkpoint = self.save(stage, Phase.DONE)
             if self.cache is not None:

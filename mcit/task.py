@@ -10,6 +10,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from mcit.config.options import option
@@ -30,6 +31,14 @@ class Track(str, Enum):
     CLASSES = "efcil"
     # instructions that are answered in words
     TEXT = "instructions"
+
+
+def move(batch: Batch, device: torch.device) -> Batch:
+    """Return a batch with its tensors on the device."""
+    moved = {}
+    for key, value in batch.items():
+        moved[key] = value.to(device) if isinstance(value, Tensor) else value
+    return moved
 
 
 class Examples(Protocol):

@@ -1,6 +1,6 @@
 """Write the pages of docs/ that are made from the program itself.
 
-python scripts/make_docs.py                 cli, configuration, methods and tasks
+python scripts/make_docs.py                 cli, configuration, methods, classifiers, tasks
 python scripts/make_docs.py --benchmarks    benchmarks, which takes some minutes
 """
 
@@ -27,7 +27,7 @@ from mcit.cli import COMMANDS
 from mcit.config.options import Kind, OptionInfo, list_options
 from mcit.config.schema import RunConfig
 from mcit.provenance import make_provenance
-from mcit.registry import METHOD, TASK, Category, find_class, list_names
+from mcit.registry import CLASSIFIER, METHOD, TASK, TRANSPORT, Category, find_class, list_names
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 MADE = "<!-- Made by scripts/make_docs.py: change the program, not this page. -->"
@@ -177,11 +177,33 @@ def write_tasks() -> str:
     return _write_category("Tasks", intro, TASK)
 
 
+def write_classifiers() -> str:
+    """Return the page of all classifiers and transports."""
+    intro = (
+        "In class-incremental runs three questions are separate: what holds the network "
+        "(`--method`), what answers from its features (`--classifier`), and how statistics of old "
+        "classes follow a network that moves (`--transport`). Any of the first goes with any of "
+        "the others. Several classifiers are scored on one training: `--classifier "
+        "head,nearest_mean,lda`. Options are set by `--set classifier.OPTION=VALUE`, or by `--set "
+        "classifiers.NAME.OPTION=VALUE` where several are named; those of the transport by `--set "
+        "transport.OPTION=VALUE`. `mcit list NAME` prints the same."
+    )
+    lines = ["# Classifiers and transports", MADE, "", intro, "", "## Classifiers"]
+    lines += _describe_names(CLASSIFIER, "###")
+    lines += ["", "## Transports"]
+    lines += _describe_names(TRANSPORT, "###")
+    return _join(lines)
+
+
 def _write_category(title: str, intro: str, category: Category) -> str:
-    lines = [f"# {title}", MADE, "", intro]
+    return _join([f"# {title}", MADE, "", intro, *_describe_names(category, "##")])
+
+
+def _describe_names(category: Category, level: str) -> list[str]:
+    lines: list[str] = []
     for name in list_names(category):
         cls = find_class(category, name)
-        lines += ["", f"## {name}", ""]
+        lines += ["", f"{level} {name}", ""]
         lines += _describe_source(sys.modules[cls.__module__].__doc__ or "")
         options = [
             option for option in list_options(cls) if not option.name.startswith("estimator.")
@@ -190,7 +212,7 @@ def _write_category(title: str, intro: str, category: Category) -> str:
             lines.append(f"Estimator: {_describe_estimator(cls)}.")
             lines.append("")
         lines += _tabulate_options(options) if options else ["No options."]
-    return _join(lines)
+    return lines
 
 
 def _describe_estimator(cls: Any) -> str:
@@ -428,6 +450,7 @@ PAGES = {
     "cli": write_cli,
     "configuration": write_configuration,
     "methods": write_methods,
+    "classifiers": write_classifiers,
     "tasks": write_tasks,
 }
 

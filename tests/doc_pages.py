@@ -110,7 +110,7 @@ class Desk:
             key, _, value = words[0].partition("=")
             self.monkeypatch.setenv(key, value)
             # as a new process would find them
-            for kind in ("tasks", "methods"):
+            for kind in ("tasks", "methods", "classifiers", "transports"):
                 importlib.import_module(f"mcit.{kind}").__path__ += own_folders(kind)
         elif program == "python":
             assert len(words) == 1, f"what would run {command!r}?"

@@ -96,7 +96,6 @@ RUN = {
     "run --order shapes:5x4 --method": "argument --method: expected one argument",
     "run --order shapes:5x4 --method single": "class-incremental tasks share one: use 'joint'",
     "run --order shapes:5x4 --method adapters": "method 'adapters' needs to know the task when it is scored",
-    "run --order shapes:5x4 --method freeze_encoder": "method 'freeze_encoder' needs pretrained weights",
     "run --order vqa,vcr --method lwf": "heads of their own cannot answer",
     "run --metod ewc --order vqa": "unknown option '--metod'; did you mean '--method'?",
     "run --ordr vqa": "unknown option '--ordr'; did you mean '--order'?",

@@ -84,6 +84,7 @@ FULL = Checkpoint(
         base="abc",
     ),
     method={"anchor": {"w": torch.ones(2)}, "tasks": 2},
+    answering={"statistics": {"means": torch.ones(2, 3)}},
     random=[{"torch": "00ff"}, {"torch": "ff00"}],
     optimizer={0: {"exp_avg": torch.full((2,), 0.5), "step": 4}},
     scaler={"scale": 65536.0},

@@ -20,7 +20,7 @@ from mcit.config.files import read_yaml
 from mcit.config.parse import parse
 from mcit.config.schema import RunConfig
 from mcit.errors import McitError
-from mcit.registry import METHOD, TASK, list_names
+from mcit.registry import CATEGORIES, METHOD, list_names
 from mcit.training.trainer import Trainer
 
 ROOT = Path(__file__).parent.parent
@@ -34,7 +34,7 @@ for _change in (
     TINY += ["--set", _change]
 
 
-ONLY_PAIRS = ("adapters", "freeze_bottom", "freeze_encoder", "single")
+ONLY_PAIRS = ("adapters", "freeze_bottom", "single")
 
 
 @pytest.fixture(autouse=True)
@@ -99,13 +99,13 @@ def test_the_version_is_printed(capsys):
     assert capsys.readouterr().out == f"mcit {mcit.__version__}\n"
 
 
-def test_list_says_in_a_line_what_every_task_and_method_does(capsys):
+def test_list_says_in_a_line_what_everything_that_has_a_name_does(capsys):
     assert main(["list"]) == 0
     printed = capsys.readouterr().out.splitlines()
-    named = {
-        line.split()[0]: line.split(maxsplit=1)[1] for line in printed if line.startswith("  ")
-    }
-    assert list(named) == [*list_names(TASK), *list_names(METHOD)]
+    rows = [line.split(maxsplit=1) for line in printed if line.startswith("  ")]
+    expected = [name for category in CATEGORIES for name in list_names(category)]
+    assert [name for name, _ in rows] == expected
+    named = dict(rows)
     assert named["finetune"] == (
         "Plain finetuning, task after task: nothing is protected, the lower bound."
     )
@@ -369,7 +369,7 @@ def test_a_dry_run_prints_a_plan_and_writes_nothing(capsys, tmp_path, somewhere)
         "score plain",
         "M parameters",
         "GiB of it for the optimizer",
-        " s of fitting, importance and scoring on this machine",
+        " of fitting, importance and scoring on this machine",
         "nothing was kept or written",
     ):
         assert words in printed

@@ -222,7 +222,7 @@ def test_an_unknown_key_is_refused_with_a_suggestion_and_the_known_ones():
     )
     (problem,) = problems_of(RunConfig, {"zzz": 1})
     assert "did you mean" not in problem
-    assert "order, method, model" in problem
+    assert "order, method, classifier, transport, model" in problem
 
 
 def test_all_problems_come_in_one_message():

@@ -9,6 +9,8 @@ from tiny_official import write_image
 
 from mcit.data.images import (
     ImageFolder,
+    KeptImages,
+    Picture,
     coco_id,
     file_name,
     open_image,
@@ -99,3 +101,21 @@ def test_a_name_is_looked_up_regardless_of_other_files(tmp_path):
     (tmp_path / "notes.txt").write_text("x")
     folder = ImageFolder.listed(tmp_path, file_name, "")
     assert folder.find("train-1-0-img0.png").is_file()
+
+
+def test_small_images_are_decoded_once_and_large_ones_are_not_kept(tmp_path):
+    Image.new("RGB", (48, 48), "red").save(tmp_path / "small.png")
+    Image.new("RGB", (480, 480), "red").save(tmp_path / "large.png")
+    small, large = (Picture(tmp_path / name, name) for name in ("small.png", "large.png"))
+    kept = KeptImages()
+    assert kept.open(small) is kept.open(small)
+    assert kept.open(large) is not kept.open(large)
+    assert kept.open(small).tobytes() == small.open().tobytes()
+
+
+def test_no_more_images_are_kept_than_there_is_room_for(tmp_path):
+    Image.new("RGB", (8, 8)).save(tmp_path / "image.png")
+    first, second = (Picture(tmp_path / "image.png", name) for name in ("first", "second"))
+    kept = KeptImages(room=3 * 8 * 8)
+    assert kept.open(first) is kept.open(first)
+    assert kept.open(second) is not kept.open(second)

@@ -50,7 +50,7 @@ def desk(tmp_path, world, monkeypatch) -> Desk:
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.setenv("MCIT_CACHE", str(tmp_path / "cache"))
     before = set(sys.modules)
-    for kind in ("tasks", "methods"):
+    for kind in ("tasks", "methods", "classifiers", "transports"):
         package = importlib.import_module(f"mcit.{kind}")
         monkeypatch.setattr(package, "__path__", list(package.__path__))
     made = Desk(folder, world, monkeypatch)
@@ -59,7 +59,7 @@ def desk(tmp_path, world, monkeypatch) -> Desk:
     yield made
     _reset_accelerate()
     for name in set(sys.modules) - before:
-        if re.fullmatch(r"mcit\.(tasks|methods)\.\w+|small_convnet", name):
+        if re.fullmatch(r"mcit\.(tasks|methods|classifiers|transports)\.\w+|small_convnet", name):
             del sys.modules[name]
             package, _, attribute = name.rpartition(".")
             if package:
@@ -324,7 +324,7 @@ def make_docs() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("name", ["cli", "configuration", "methods", "tasks"])
+@pytest.mark.parametrize("name", ["cli", "configuration", "methods", "classifiers", "tasks"])
 def test_a_reference_page_is_what_the_program_says(name, make_docs):
     page = (DOCS / f"{name}.md").read_text(encoding="utf-8")
     assert page == make_docs.PAGES[name](), "run python scripts/make_docs.py"

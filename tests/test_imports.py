@@ -20,10 +20,10 @@ LAYERS = [
     "config",
     "arguments parallel task",
     "estimator answer_scores gradients named_tensors importance diagnosis path_integral "
-    "consolidation class_importance method",
+    "consolidation class_importance class_statistics classifier method transport",
     "data embedded",
     "models",
-    "consolidating",
+    "consolidating classifiers transports answering",
     "methods",
     "training",
     "checkpoint provenance runner",

@@ -370,7 +370,6 @@ def test_single_learns_every_task_from_the_pretrained_weights(runs):
         ("single", "use 'joint'"),
         ("adapters", "no task identity at test time"),
         ("freeze_bottom", "needs pretrained weights; 'resnet18' starts at random"),
-        ("freeze_encoder", "needs pretrained weights; 'resnet18' starts at random"),
     ],
 )
 def test_methods_that_cannot_learn_classes_from_scratch_are_refused_before_anything_is_built(

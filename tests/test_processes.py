@@ -65,8 +65,12 @@ WITH_CLASSES = {
     "replay": {"method__fraction": 0.5, "method__frequency": 2},
     "lwf": {"method__strength": 3.0, **REFRESHED},
     "joint": REFRESHED,
+    "freeze_encoder": {"classifier__name": "lda"},
 }
+# one training that several classifiers score
+ANSWERED = {"classifier__name": "gaussian,head,svm", "transport__name": "ridge"}
 RUNS = [*(f"heads {name}" for name in WITH_HEADS), *(f"classes {name}" for name in WITH_CLASSES)]
+RUNS.append("classes answered")
 
 
 def test_every_method_is_run_on_the_tracks_where_it_makes_sense():
@@ -85,6 +89,7 @@ def launched(tmp_path_factory):
     configs |= {
         f"classes {name}": configure("shapes:2x3", name, **o) for name, o in WITH_CLASSES.items()
     }
+    configs["classes answered"] = configure("shapes:2x3", "finetune", **ANSWERED)
     configs["adamw"] = configure("vqa,nlvr2", "finetune", world)
     (folder / "runs.json").write_text(
         json.dumps({name: to_dict(config) for name, config in configs.items()})

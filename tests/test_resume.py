@@ -46,7 +46,7 @@ OPTIONS = {
     "single": {},
     "freeze_encoder": {},
 }
-NOT_ON_SHAPES = ("adapters", "freeze_bottom", "freeze_encoder", "single")
+NOT_ON_SHAPES = ("adapters", "freeze_bottom", "single")
 NOT_ON_PAIRS = ("lwf",)
 
 
@@ -212,7 +212,7 @@ def test_ctrl_c_that_a_launcher_passes_on_counts_once_and_a_later_one_again(monk
 def test_a_signal_outside_of_steps_stops_at_once_and_loses_nothing(tmp_path, monkeypatch):
     config = configure_method("shapes:2x2", "finetune", tasks__shapes__classes=4)
     start(config, tmp_path / "whole")
-    monkeypatch.setattr(Trainer, "evaluate", lambda *_: signal.raise_signal(signal.SIGTERM))
+    monkeypatch.setattr(Trainer, "evaluate_each", lambda *_: signal.raise_signal(signal.SIGTERM))
     with Interruption().listening() as interruption, pytest.raises(Interrupted):
         start(config, tmp_path / "stopped", interruption=interruption)
     monkeypatch.undo()

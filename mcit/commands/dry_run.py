@@ -92,7 +92,9 @@ def rehearse(plan: Plan, main_process: bool) -> None:
     A few steps of each task are taken, its end and its scoring are tried on one batch, so that no
     hook is called for the first time hours later. All processes of a run must call it.
     """
-    thrown_away = replace(plan, method=copy.deepcopy(plan.method))
+    thrown_away = replace(
+        plan, method=copy.deepcopy(plan.method), answering=copy.deepcopy(plan.answering)
+    )
     session = Session(thrown_away, batches=1)
     estimates = []
     for index in range(len(plan.tasks)):
@@ -149,7 +151,7 @@ def _print_estimates(session: Session, estimates: Sequence[Estimate]) -> None:
     for estimate in estimates:
         table.add_row(*(Text(cell) for cell in estimate.cells()))
     print_whole(table, console)
-    console.print(f"method: {plan.method.describe()}", soft_wrap=True, markup=False)
+    console.print(f"method: {plan.describe_method()}", soft_wrap=True, markup=False)
     total = format_seconds(sum(estimate.total_seconds for estimate in estimates))
     counts = describe_parameters(session.learner)
     optimizer = 8 if plan.tasks[-1].recipe.optimizer == "adamw" else 4
@@ -157,7 +159,7 @@ def _print_estimates(session: Session, estimates: Sequence[Estimate]) -> None:
         f"{_memory_peak():.2f} GiB at the peak of these batches",
         f"{optimizer * counts['trained'] / 2**30:.2f} GiB of it for the optimizer",
     ]
-    held = session.method.bytes_held()
+    held = session.plan.bytes_held()
     if held:
         memory.append(f"{held / 2**30:.2f} GiB held by the method")
     console.print(

@@ -10,15 +10,18 @@ from typing import Any
 from mcit.arguments import some_text
 from mcit.config.options import OptionInfo, list_options
 from mcit.errors import ConfigError
-from mcit.registry import CATEGORIES, check_name, find_class, list_names, summarize
+from mcit.registry import CATEGORIES, TASK, check_name, find_class, list_names, summarize
 
-HELP = "list tasks and methods; with a name, its paper and all of its options"
+HELP = "list tasks, methods, classifiers and transports; with a name, its paper and its options"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `mcit list`."""
     parser.add_argument(
-        "name", nargs="?", type=some_text, help="a task or method, whose options are printed"
+        "name",
+        nargs="?",
+        type=some_text,
+        help="a task, method, classifier or transport, whose options are printed",
     )
 
 
@@ -33,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"{category.word}s:")
         for name, summary in summaries.items():
             print(f"  {name:{width}}  {summary}")
-    print("\n`mcit list NAME` prints what a task or method is, its paper, and all of its options")
+    print("\n`mcit list NAME` prints what a name stands for, its paper, and all of its options")
     return 0
 
 
@@ -53,7 +56,7 @@ def print_options(name: str) -> None:
         if not options:
             print("\nno options")
             continue
-        section = "method" if category.word == "method" else f"{category.word}s.{name}"
+        section = f"{category.word}s.{name}" if category is TASK else category.word
         print(f"\noptions, set by --set {section}.OPTION=VALUE:")
         for option in options:
             print(f"  {_describe(option)}")

@@ -23,6 +23,8 @@ WRITTEN = ("scores.json", "report.md", LAST, "config.yaml", "provenance.json", "
 KEYS = (
     "order",
     "method",
+    "classifier",
+    "transport",
     "preset",
     "data_root",
     "on_bad_record",
@@ -43,6 +45,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=some_text,
         help="how earlier tasks are protected: ewc_dr, finetune, ... (see `mcit list`; "
         "default: finetune)",
+    )
+    parser.add_argument(
+        "--classifier",
+        type=some_text,
+        metavar="NAMES",
+        help="for class-incremental runs: what answers from features, such as lda, or several on "
+        "one training, such as head,nearest_mean,lda (default: what the method says, mostly head)",
+    )
+    parser.add_argument(
+        "--transport",
+        type=some_text,
+        help="how class statistics follow the network: none, ridge, ... (default: what the method "
+        "says, mostly none)",
     )
     parser.add_argument(
         "--config", type=some_text, help="a YAML file, or a name in configs/ such as climb"
@@ -115,6 +130,24 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quiet", action="store_true", help="no progress bars")
 
 
+def import_metrics() -> None:
+    """Import `evaluate` without its pipelines, which nothing here uses: they take four seconds.
+
+    It leaves them out where transformers is missing, which is therefore hidden for that moment. In
+    this program only: somebody's own program may want them.
+    """
+    if "evaluate" in sys.modules or "transformers" in sys.modules:
+        return
+    # looks for transformers as well, and must find it
+    import datasets  # noqa: F401
+
+    sys.modules["transformers"] = None  # type: ignore[assignment]
+    try:
+        import evaluate  # noqa: F401
+    finally:
+        del sys.modules["transformers"]
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Check everything, learn the tasks in order, and report."""
     config = read_config(arguments)
@@ -124,6 +157,7 @@ def run(arguments: argparse.Namespace) -> int:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if os.environ.get("RANK", "0") == "0":
         say(describe_start(config))
+    import_metrics()
     from mcit.parallel.launch import find_missing, join_processes
     from mcit.parallel.processes import broadcast
     from mcit.runner.preparing import prepare_plan
@@ -248,6 +282,8 @@ def print_config(config: RunConfig) -> int:
     """Print the configuration with everything that it names resolved."""
     from dataclasses import replace
 
+    from mcit.config.identity import keep_kinds
+    from mcit.config.options import Kind
     from mcit.config.parse import Selection, to_dict
     from mcit.runner.plan import resolve
 
@@ -257,8 +293,19 @@ def print_config(config: RunConfig) -> int:
     tasks: dict[str, Any] = {}
     for task in plan.tasks:
         name = task.dataset or task.name
-        tasks.setdefault(name, to_dict(task))
-    print(to_yaml(replace(plan.config, method=method, methods={}, tasks=tasks)), end="")
+        # without what the split decides
+        tasks.setdefault(name, keep_kinds(task, *Kind))
+    config = replace(plan.config, method=method, methods={}, tasks=tasks)
+    answering = plan.answering
+    if answering.needs:
+        transport = Selection(answering.transport.name, to_dict(answering.transport))
+        config = replace(
+            config,
+            classifier=Selection(",".join(answering.classifiers)),
+            classifiers={name: to_dict(each) for name, each in answering.classifiers.items()},
+            transport=transport,
+        )
+    print(to_yaml(config), end="")
     return 0
 
 

@@ -10,12 +10,21 @@ from typing import Any
 
 import yaml
 
-from mcit.config.parse import describe_kind, layer, override, parse, to_dict
+from mcit.config.parse import Selection, describe_kind, layer, override, parse, to_dict
 from mcit.config.schema import PRESETS, RunConfig
 from mcit.config.yaml_text import dump_yaml, load_yaml
 from mcit.errors import ConfigError
 from mcit.files import find_folder_problem
-from mcit.registry import METHOD, TASK, check_name, check_options, is_ambiguous, peek_attribute
+from mcit.registry import (
+    CLASSIFIER,
+    METHOD,
+    TASK,
+    TRANSPORT,
+    check_name,
+    check_options,
+    is_ambiguous,
+    peek_attribute,
+)
 from mcit.spelling import suggest
 
 CONFIGS = "configs"
@@ -81,13 +90,50 @@ def find_name_problems(config: RunConfig) -> list[str]:
     problems = []
     for item in config.order:
         problems += check_name(TASK, task_name(item))
-    for category, sections in ((TASK, config.tasks), (METHOD, config.methods)):
+    named = ((TASK, config.tasks), (METHOD, config.methods), (CLASSIFIER, config.classifiers))
+    for category, sections in named:
         for name, options in sections.items():
             # a preset has options for many; two files of one name matter only where it is used
             if not is_ambiguous(category, name):
                 problems += check_options(category, name, options, f"{category.word}s.{name}")
     problems += check_options(METHOD, config.method.name, config.method.options, "method")
+    problems += _find_classifier_problems(config)
     return list(dict.fromkeys(problems))
+
+
+def _find_classifier_problems(config: RunConfig) -> list[str]:
+    """Return what is wrong with the names of classifiers and transport and with their options."""
+    problems = []
+    if config.classifier is not None:
+        names = split_names(config.classifier)
+        options = config.classifier.options
+        if len(names) > 1 and options:
+            listed = ", ".join(f"classifiers.{names[0]}.{key}" for key in options)
+            problems.append(
+                f"several classifiers are named, and it is not clear whose options "
+                f"{', '.join(options)} are: set {listed} instead"
+            )
+            options = {}
+        for name in names:
+            if not name:
+                problems.append(
+                    f"'classifier' has an empty name in {config.classifier.name!r}; remove the "
+                    "extra comma"
+                )
+                continue
+            problems += check_options(CLASSIFIER, name, options, "classifier")
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            problems.append(f"classifiers named twice: {', '.join(twice)}")
+    if config.transport is not None:
+        options = config.transport.options
+        problems += check_options(TRANSPORT, config.transport.name, options, "transport")
+    return problems
+
+
+def split_names(selection: Selection) -> list[str]:
+    """Return the names of a selection: `head,lda` are two."""
+    return [name.strip() for name in selection.name.split(",")]
 
 
 def find_early_problems(config: RunConfig, stage_cache: str | None = None) -> list[str]:
@@ -181,8 +227,8 @@ def _merge(
     data = dict(data)
     for key, value in given.items():
         section = data.get(key)
-        if key == "method" and isinstance(section, dict) and section.get("name") == value:
-            # the file's options of this very method stay
+        if isinstance(section, dict) and section.get("name") == value:
+            # the file's options of this very method or classifier stay
             continue
         data[key] = value
     problems: list[str] = []

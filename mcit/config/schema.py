@@ -140,16 +140,28 @@ class RunConfig:
     """Everything that decides a run.
 
     `tasks` holds options by task name and `methods` by method name; the options of `method` itself
-    come on top of the latter.
+    come on top of the latter. `classifiers` holds options by classifier name; those of a single
+    `classifier` come on top too.
     """
 
     order: tuple[str, ...] = option((), help="the tasks to learn, in order")
     method: Selection = option(Selection("finetune"), help="how earlier tasks are protected")
+    classifier: Selection | None = option(
+        None,
+        help="what answers from features, several separated by commas; none: what the method says, "
+        "mostly its head",
+    )
+    transport: Selection | None = option(
+        None, help="how class statistics follow the network; none: what the method says"
+    )
     model: ModelConfig = ModelConfig()
     training: TrainingConfig = TrainingConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     tasks: Mapping[str, Mapping[str, Any]] = option(factory=dict, help="options by task name")
     methods: Mapping[str, Mapping[str, Any]] = option(factory=dict, help="options by method name")
+    classifiers: Mapping[str, Mapping[str, Any]] = option(
+        factory=dict, help="options by classifier name"
+    )
     preset: Literal["release", "exact"] | None = option(
         None, help="a file in configs/presets/, merged under what is given here"
     )

@@ -28,7 +28,7 @@ from tqdm.auto import tqdm
 from mcit.config.options import Kind, option
 from mcit.data.files import describe_absence
 from mcit.data.image_cache import ImageCache, PreparedPicture
-from mcit.data.images import ImageFolder, Picture
+from mcit.data.images import ImageFolder, KeptImages, Picture
 from mcit.data.problems import BadRecord, BadRecords, DataProblems, Policy, list_problems
 from mcit.data.records import Record, read_records
 from mcit.data.scores import Accuracy
@@ -322,6 +322,11 @@ class AnnotatedSplit:
             return self.table
         return self.table.select(self.usable_rows)
 
+    @cached_property
+    def kept(self) -> KeptImages:
+        """Return the small images that were decoded before."""
+        return KeptImages()
+
     def examples(self) -> AnnotatedExamples:
         """Return the usable examples; with an image cache, images are left to the processor."""
         return AnnotatedExamples(self, self.usable_table(), ImageCache.find(self.task.path()))
@@ -453,7 +458,7 @@ class AnnotatedExamples(Dataset):
     """Rows of a split whose images are opened when they are needed, in whichever worker.
 
     With an image cache, images are not decoded here: only the processor knows the size that it
-    wants.
+    wants. Small images are decoded once and kept.
     """
 
     def __init__(
@@ -464,6 +469,7 @@ class AnnotatedExamples(Dataset):
         self.annotations = split.annotations
         self.table = table
         self.cache = cache
+        self.kept = split.kept
 
     def __len__(self) -> int:
         return len(self.table)
@@ -482,7 +488,7 @@ class AnnotatedExamples(Dataset):
             shown: list[Shown] = []
             for picture in self.task.pictures(row, self.images):
                 if self.cache is None:
-                    shown.append(picture.open())
+                    shown.append(self.kept.open(picture))
                 else:
                     shown.append(PreparedPicture(picture, self.cache, where))
             return self.task.example(row, shown)

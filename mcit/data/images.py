@@ -29,6 +29,8 @@ MOST_PIXELS = Image.MAX_IMAGE_PIXELS or 89_478_485
 # One side over the other. A picture is scaled by its shorter side: a file of 300 bytes that holds
 # 1 x 60,000 pixels would take gigabytes once it is 256 pixels wide.
 MOST_RATIO = 200
+# bytes of a decoded image that is kept in memory: 64 x 64 pixels
+MOST_KEPT = 3 * 64 * 64
 # reasons of bad records
 MISSING = "image missing"
 UNREADABLE = "image unreadable"
@@ -83,6 +85,27 @@ class Picture:
         """Return eight bytes that change when a file that it is made of is written again."""
         states = [(status.st_size, status.st_mtime_ns) for status in map(os.stat, self.sources)]
         return hashlib.blake2b(repr(states).encode(), digest_size=8).digest()
+
+
+class KeptImages:
+    """Small images that are decoded once: opening their files takes longer than what they hold."""
+
+    def __init__(self, room: int = 128 * 2**20):
+        # bytes that are left
+        self.room = room
+        self.images: dict[str, Image.Image] = {}
+
+    def open(self, picture: Picture) -> Image.Image:
+        """Return the picture, decoded now or before, or raise a DataError."""
+        image = self.images.get(picture.name)
+        if image is not None:
+            return image
+        image = picture.open()
+        size = 3 * image.width * image.height
+        if size <= min(MOST_KEPT, self.room):
+            self.images[picture.name] = image
+            self.room -= size
+        return image
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,12 @@ import os
 import shutil
 import tempfile
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
 
+from mcit.data.workers import count_jobs, map_pieces
 from mcit.embedded.nlvr2 import write_nlvr2
 from mcit.embedded.snli_ve import write_snli_ve
 from mcit.embedded.vcr import write_vcr
@@ -26,6 +28,8 @@ WRITERS = {"vqav2": write_vqav2, "nlvr2": write_nlvr2, "snli-ve": write_snli_ve,
 # seconds; a run knows its images by their times too, which must be the same wherever they are made
 WRITTEN = 1_600_000_000
 SETTINGS = "embedded.json"
+# training examples per task from which on more processes are worth their start
+LARGE = 1000
 # official names of the training split and of those that are scored
 SPLITS = {
     "vqav2": ("train", "val"),
@@ -51,12 +55,20 @@ def write_benchmark(root: Path, sizes: Sizes = DEFAULT_SIZES, seed: int = 0) -> 
 
     The same sizes and seed make the same bytes.
     """
+    # longest first, so that processes end together
+    parts = [(task, "train", sizes.train) for task in SPLITS]
     for task, splits in SPLITS.items():
-        for split in splits:
-            count = sizes.train if split == "train" else sizes.evaluation
-            WRITERS[task](root, split, count, Random(f"benchmark {seed} {task} {split}"))
+        parts += [(task, split, sizes.evaluation) for split in splits if split != "train"]
+    jobs = count_jobs() if sizes.train >= LARGE else 1
+    for _ in map_pieces(partial(_write_split, root, seed), parts, jobs):
+        pass
     settings = {"version": VERSION, "seed": seed, **dataclasses.asdict(sizes)}
     (root / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+
+
+def _write_split(root: Path, seed: int, part: tuple[str, str, int]) -> None:
+    task, split, count = part
+    WRITERS[task](root, split, count, Random(f"benchmark {seed} {task} {split}"))
 
 
 def read_settings(root: Path) -> dict[str, Any] | None:

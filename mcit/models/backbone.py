@@ -80,8 +80,7 @@ class Backbone(nn.Module, ABC):
         self._check_targets(targets)
         config = peft.LoraConfig(
             r=lora.rank,
-            # peft says int, and divides it by the rank
-            lora_alpha=lora.alpha,  # type: ignore[arg-type]
+            lora_alpha=lora.alpha,
             lora_dropout=lora.dropout,
             target_modules=targets,
         )

@@ -16,6 +16,8 @@ from mcit.reports.runs import Run
 BOUNDS = ("joint", "single")
 STRENGTH = "method.strength"
 PRESET = "preset"
+# the classifier that needs no name
+HEAD = "head"
 # methods and classifiers as papers write them
 PAPER_NAMES = {
     "adapters": "Adapters",
@@ -32,12 +34,14 @@ PAPER_NAMES = {
     "lwf": "LwF",
     "mas": "MAS",
     "ncm": "NCM",
+    "nearest_mean": "NCM",
     "online_ewc": "Online EWC",
     "qda": "QDA",
     "replay": "Replay",
     "ridge": "Ridge",
     "si": "SI",
     "single": "Single task",
+    "svm": "SVM",
 }
 
 
@@ -74,6 +78,13 @@ class Group:
     @property
     def classifier(self) -> str | None:
         return self.runs[0].classifier
+
+    @property
+    def answered_by(self) -> str | None:
+        """The classifier as names show it: None for the head."""
+        answered = self.classifier or self.runs[0].scores.classifier
+        own = self.classifier is None and answered == HEAD
+        return None if own else answered
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -114,7 +125,7 @@ class Group:
         text = self.method
         if STRENGTH in self.distinctions:
             text += f"@{format_value(self.distinctions[STRENGTH])}"
-        return _join_name([text, self.classifier], self._list_details())
+        return _join_name([text, self.answered_by], self._list_details())
 
     @cached_property
     def paper_name(self) -> str:
@@ -122,7 +133,7 @@ class Group:
         details = self._list_details()
         if STRENGTH in self.distinctions:
             details.insert(0, f"λ = {format_value(self.distinctions[STRENGTH])}")
-        names = [*self.method.split("+"), self.classifier]
+        names = [*self.method.split("+"), self.answered_by]
         spelled = [PAPER_NAMES.get(name, name.replace("_", "-")) for name in names if name]
         return _join_name(spelled, details)
 

@@ -67,6 +67,9 @@ class Scores:
     stiffness: tuple[Mapping[str, float], ...] = ()
     cost: Mapping[str, float] = field(default_factory=dict)
     views: Mapping[str, Matrix] = field(default_factory=dict)
+    # what answered
+    classifier: str | None = None
+    # the scores by the run's other classifiers
     classifiers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from mcit import models
-from mcit.config.files import NO_TASKS
+from mcit.answering import HEAD, Answering
+from mcit.classifier import Classifier
+from mcit.config.files import NO_TASKS, split_names
 from mcit.config.identity import keep_kinds
 from mcit.config.options import Kind
 from mcit.config.parse import layer, parse, to_dict
@@ -19,7 +21,14 @@ from mcit.embedded.benchmark import read_settings
 from mcit.errors import ConfigError, DataError
 from mcit.method import Method
 from mcit.models.learner import Learner
-from mcit.registry import NameClash, UnknownName, find_method, find_task
+from mcit.registry import (
+    NameClash,
+    UnknownName,
+    find_classifier,
+    find_method,
+    find_task,
+    find_transport,
+)
 from mcit.task import Task, Track, combine_parts
 
 DEFAULT_VILT = "dandelin/vilt-b32-mlm"
@@ -35,6 +44,7 @@ class Plan:
     track: Track
     # on the benchmark that ships with mcit, all tasks or some
     embedded: bool
+    answering: Answering = field(default_factory=lambda: answer_by_head())
 
     def build_learner(self) -> Learner:
         """Return the network, without heads."""
@@ -61,11 +71,20 @@ class Plan:
         """
         chosen = keep_kinds(self.config, Kind.RESULT)
         # they have become the tasks and the method below
-        for name in ("tasks", "methods", "method", "preset"):
+        for name in (
+            "tasks",
+            "methods",
+            "method",
+            "preset",
+            "classifier",
+            "classifiers",
+            "transport",
+        ):
             chosen.pop(name, None)
         method = keep_kinds(self.method, Kind.RESULT)
         return {
             **chosen,
+            **describe_answering(self.answering),
             "method": {"name": self.config.method.name, **method},
             "tasks": {task.name: keep_kinds(task, Kind.RESULT) for task in self.tasks},
         }
@@ -84,10 +103,19 @@ class Plan:
             "track": self.track.value,
             "embedded": self.embedded,
             "benchmark": self._describe_benchmark(),
-            "estimator": self.method.describe(),
+            "estimator": self.describe_method(),
             "data": data,
             "records": records,
         }
+
+    def describe_method(self) -> str:
+        """Return one line on what holds the network, and on what answers if it is not the head."""
+        parts = [self.method.describe(), self.answering.describe()]
+        return "; ".join(part for part in parts if part)
+
+    def bytes_held(self) -> int:
+        """Return the memory that method and classifiers add between tasks."""
+        return self.method.bytes_held() + self.answering.bytes_held()
 
     def _describe_benchmark(self) -> dict[str, Any] | None:
         """Return the settings of the embedded benchmark; None unless all tasks are from it."""
@@ -120,14 +148,18 @@ def resolve(config: RunConfig, embedded_root: Path | None = None) -> Plan:
     problems += models.find_model_problems(config.model, tasks)
     # a method that cannot learn these tasks needs no strength either
     refused: list[str] = []
+    answering = None
     if method is not None and not problems:
+        answering = _make_answering(config, method, problems)
+    if method is not None and answering is not None and not problems:
         refused = method.find_problems(tasks, config.model)
+        refused += answering.find_problems(tasks, config.model)
     problems += refused or missing
-    if problems or method is None:
+    if problems or method is None or answering is None:
         raise ConfigError(problems)
     config = _use_own_names(config, method)
     embedded = config.data_root is None and bool(find_embedded(tasks, embedded_root))
-    return Plan(config, tasks, method, tasks[0].track, embedded)
+    return Plan(config, tasks, method, tasks[0].track, embedded, answering)
 
 
 def _use_own_names(config: RunConfig, method: Method) -> RunConfig:
@@ -185,6 +217,54 @@ def _make_method(config: RunConfig, problems: list[str]) -> tuple[Method | None,
     except ConfigError as error:
         problems += error.problems
     return None, missing
+
+
+def _make_answering(config: RunConfig, method: Method, problems: list[str]) -> Answering | None:
+    """Return what answers: what the run names, else what the method does."""
+    options_of = _group_by_class(config.classifiers, find_classifier, problems)
+    selected = config.classifier or method.answers
+    carried = config.transport or method.carries
+    classifiers: dict[str, Classifier] = {}
+    try:
+        for name in split_names(selected):
+            chosen = find_classifier(name)
+            given: Mapping[str, Any] = options_of.get(chosen, {})
+            if name == method.answers.name:
+                given = layer(method.answers.options, given)
+            options = layer(given, selected.options)
+            classifiers[chosen.name] = parse(chosen, options, where="classifier")
+        found = find_transport(carried.name)
+        own = carried.options
+        if carried.name == method.carries.name:
+            own = layer(method.carries.options, own)
+        transport = parse(found, own, where="transport")
+    except UnknownName as error:
+        problems.append(str(error))
+        return None
+    except ConfigError as error:
+        problems += error.problems
+        return None
+    return Answering(classifiers, transport)
+
+
+def answer_by_head() -> Answering:
+    """Return what answers if nothing is said: the head."""
+    return Answering({HEAD: find_classifier(HEAD)()}, find_transport("none")())
+
+
+def describe_answering(answering: Answering) -> dict[str, Any]:
+    """Return what decides the answers besides the network; nothing for the head alone."""
+    if not answering.needs:
+        return {}
+    classifiers = {
+        name: {"rank": rank, **keep_kinds(classifier, Kind.RESULT)}
+        for rank, (name, classifier) in enumerate(answering.classifiers.items())
+    }
+    transport = answering.transport
+    return {
+        "classifier": classifiers,
+        "transport": {"name": transport.name, **keep_kinds(transport, Kind.RESULT)},
+    }
 
 
 def _group_by_class(

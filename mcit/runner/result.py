@@ -44,6 +44,8 @@ class Result:
     output: Path | None = None
     details: list[list[Mapping[str, float]]] = field(default_factory=list)
     cost: Tally = field(default_factory=Tally)
+    # the scores by the run's other classifiers
+    others: dict[str, ScoreMatrix] = field(default_factory=dict)
     # of the penalty after each task, in words and as numbers
     diagnoses: list[str] = field(default_factory=list)
     stiffness: list[Mapping[str, float]] = field(default_factory=list)
@@ -58,7 +60,9 @@ class Result:
             chance=tuple(task.chance for task in plan.tasks),
             class_incremental=plan.track is Track.CLASSES,
         )
-        return cls(plan, matrix, output, single=read_single(plan.config.single))
+        others = dict.fromkeys(plan.answering.others, matrix)
+        single = read_single(plan.config.single)
+        return cls(plan, matrix, output, single=single, others=others)
 
     @property
     def metrics(self) -> dict[str, Any]:
@@ -67,11 +71,18 @@ class Result:
 
     def add_scores(self, scores: Sequence[Score], before: float | None) -> None:
         """Add the scores of all tasks seen, after one more task was learned."""
+        self.matrix = self._extend(self.matrix, scores, before)
+        for name, matrix in self.others.items():
+            self.others[name] = self._extend(matrix, [score.others[name] for score in scores])
+        self.details.append([score.details for score in scores])
+
+    def _extend(
+        self, matrix: ScoreMatrix, scores: Sequence[Score], before: float | None = None
+    ) -> ScoreMatrix:
         pooled = self._pool(scores)
         old = self._pool(scores[:-1])
         row = [score.score for score in scores]
-        self.matrix = self.matrix.add(row, pooled, before=before, old=old)
-        self.details.append([score.details for score in scores])
+        return matrix.add(row, pooled, before=before, old=old)
 
     def add_outcome(self, outcome: Outcome) -> None:
         """Add what the method found at the end of a task."""
@@ -82,12 +93,13 @@ class Result:
     def to_dict(self) -> dict[str, Any]:
         """Return the contents of scores.json."""
         config = self.plan.config
-        method = self.plan.method
+        classifiers = {name: _describe_other(matrix) for name, matrix in self.others.items()}
         return {
             "version": VERSION,
             "track": self.plan.track.value,
             "method": config.method.name,
-            "estimator": method.describe(),
+            "estimator": self.plan.describe_method(),
+            "classifier": self.plan.answering.own,
             "preset": config.preset,
             "seed": config.seed,
             "embedded": self.plan.embedded,
@@ -95,20 +107,21 @@ class Result:
             "details": self.details,
             "diagnoses": self.diagnoses,
             "stiffness": self.stiffness,
-            "cost": {"bytes_held": method.bytes_held(), **self.cost},
+            "classifiers": classifiers,
+            "cost": {"bytes_held": self.plan.bytes_held(), **self.cost},
         }
 
     def state_dict(self) -> dict[str, Any]:
         """Return what cannot be derived, as JSON."""
-        matrix = dataclasses.asdict(self.matrix)
-        for name in _OF_THE_PLAN:
-            del matrix[name]
+        others = {name: _strip(matrix) for name, matrix in self.others.items()}
         lists = {name: list(getattr(self, name)) for name in _LISTS}
-        return {"matrix": matrix, **lists, "cost": dict(self.cost)}
+        return {"matrix": _strip(self.matrix), "others": others, **lists, "cost": dict(self.cost)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take up what `state_dict` returned."""
         self.matrix = dataclasses.replace(self.matrix, **state["matrix"])
+        for name, matrix in state["others"].items():
+            self.others[name] = dataclasses.replace(self.matrix, **matrix)
         for name in _LISTS:
             setattr(self, name, list(state[name]))
         # the same object, since a tracker may hold it
@@ -121,6 +134,20 @@ class Result:
             return None
         right = sum(score.score * score.examples for score in scores)
         return right / sum(score.examples for score in scores)
+
+
+def _strip(matrix: ScoreMatrix) -> dict[str, Any]:
+    """Return a matrix without what the plan says."""
+    stripped = dataclasses.asdict(matrix)
+    for name in _OF_THE_PLAN:
+        del stripped[name]
+    return stripped
+
+
+def _describe_other(matrix: ScoreMatrix) -> dict[str, Any]:
+    """Return what scores.json holds of another classifier."""
+    described = metrics_to_dict(matrix)
+    return {name: described[name] for name in ("matrix", "seen", "metrics")}
 
 
 class Stopwatch:

@@ -10,15 +10,16 @@ import os
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import accelerate
 import torch
-import transformers
 from torch import Tensor
 
 import mcit
+from mcit.answering import Answering
 from mcit.checkpoint import (
     Checkpoint,
     CheckpointError,
@@ -27,6 +28,7 @@ from mcit.checkpoint import (
     read_checkpoint,
     write_checkpoint,
 )
+from mcit.classifier import Classifier
 from mcit.config.identity import keep_kinds
 from mcit.config.options import Kind
 from mcit.config.parse import to_dict
@@ -38,6 +40,7 @@ from mcit.runner.learner_state import digest_tensor
 from mcit.runner.plan import Plan
 from mcit.task import Task
 from mcit.training.trainer import Trainer
+from mcit.transport import Transport
 
 # modules that cannot affect results; editing any other invalidates the cache
 OUTSIDE = (
@@ -74,6 +77,7 @@ class StageCache:
     def __init__(self, folder: Path, plan: Plan, trainer: Trainer, learner: Learner):
         self.folder = folder
         self.method = plan.method
+        self.answering = plan.answering
         self.main = trainer.accelerator.is_main_process
         if self.main:
             make_folder(folder, "--stage-cache")
@@ -119,7 +123,10 @@ class StageCache:
             "widened": stage.head_widens,
         }
         parent = self._keys[-1]
-        return digest({"parent": parent, "task": stage.task, "method": own}, self._memo)
+        whole = {"parent": parent, "task": stage.task, "method": own}
+        if self.answering.needs:
+            whole["answering"] = _describe_answering(self.answering)
+        return digest(whole, self._memo)
 
     def _fit_key(self, stage: Stage) -> str | None:
         if stage.index > 0 or not self.method.first_task_is_finetuning:
@@ -153,6 +160,16 @@ class StageCache:
             write_checkpoint(self.folder / key, entry, keep_existing=True)
 
 
+def _describe_answering(answering: Answering) -> list[Any]:
+    """Return what decides the scores besides the network: classifiers, transport, their code."""
+    parts: list[Classifier | Transport] = [*answering.classifiers.values(), answering.transport]
+    described = []
+    for part in parts:
+        code = digest_file(inspect.getfile(type(part)))
+        described.append([part.name, to_dict(part), code])
+    return described
+
+
 def _read_entry(path: Path) -> Checkpoint:
     """Return an entry; raise a DamagedError if it says that it belongs to another key."""
     checkpoint = read_checkpoint(path)
@@ -184,7 +201,7 @@ def describe_software() -> dict[str, Any]:
     return {
         "mcit": _digest_sources(),
         "torch": torch.__version__,
-        "transformers": transformers.__version__,
+        "transformers": metadata.version("transformers"),
         "accelerate": accelerate.__version__,
         "threads": torch.get_num_threads(),
     }

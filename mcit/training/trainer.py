@@ -7,7 +7,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,14 +17,15 @@ from accelerate.utils import DistributedDataParallelKwargs, broadcast, gather_ob
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
+from mcit.classifier import Scorer
 from mcit.config.schema import TrainingConfig
 from mcit.errors import DivergedError
 from mcit.gradients.preserve_state import preserve_state
-from mcit.method import Classifier, Method, Stage, Step
+from mcit.method import Method, Stage, Step
 from mcit.models.learner import Learner
 from mcit.parallel.global_batch import global_batch_rows
 from mcit.parallel.loading import SplitLoader, cut
-from mcit.task import Batch, Split, Task
+from mcit.task import Batch, Split, Task, move
 from mcit.training.batches import MicroBatch, Schedule, Source, shuffle
 from mcit.training.optimization import build_optimizer, check_together, learning_rate
 
@@ -43,6 +44,8 @@ class Score:
     score: float
     details: dict[str, float]
     examples: int
+    # of the same examples by the run's other classifiers
+    others: Mapping[str, Score] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -188,33 +191,48 @@ class Trainer:
         check_weights(learner, stage.task, number, schedule.total)
         return number
 
-    @torch.no_grad()
     def evaluate(
         self,
         stage: Stage,
         task: Task,
-        classifier: Classifier | None = None,
+        scorer: Scorer | None = None,
         batches: int | None = None,
     ) -> Score:
         """Return the score of a task on all of its examples, each counted once.
 
-        classifier: answers from features instead of the learner. batches: score so many only.
+        scorer: answers from features instead of the learner. batches: score so many only.
         """
+        return self.evaluate_each(stage, task, {"": scorer}, batches)[""]
+
+    @torch.no_grad()
+    def evaluate_each(
+        self,
+        stage: Stage,
+        task: Task,
+        scorers: Mapping[str, Scorer | None],
+        batches: int | None = None,
+    ) -> dict[str, Score]:
+        """Return the score by each scorer, None for the learner's own answer, in one pass."""
         learner = stage.learner
         device = self.accelerator.device
         learner.to(device).eval()
         self._synchronize_buffers(learner)
         loader = self._evaluation_loader(learner, task, batches)
-        inputs: dict[str, list] = {}
-        name = f"score {task.name}"
-        for part in tqdm(loader, name, unit="batch", leave=False, disable=hide_bar(stage)):
+        inputs: dict[str, dict[str, list]] = {name: {} for name in scorers}
+        title = f"score {task.name}"
+        for part in tqdm(loader, title, unit="batch", leave=False, disable=hide_bar(stage)):
             if not part.counted:
                 continue
             batch = move(part.batch, device)
             with self.accelerator.autocast():
-                predicted = predict(learner, task, batch, classifier)
-            for key, values in task.metric_inputs(predicted, batch).items():
-                inputs.setdefault(key, []).extend(_to_list(values))
+                predicted = predict_each(learner, task, batch, scorers)
+            for name, answers in predicted.items():
+                for key, values in task.metric_inputs(answers, batch).items():
+                    inputs[name].setdefault(key, []).extend(_to_list(values))
+        return {name: self._compute_score(task, found) for name, found in inputs.items()}
+
+    def _compute_score(self, task: Task, inputs: dict[str, list]) -> Score:
+        """Return the score of what all processes have collected for the metric."""
         gathered = [inputs]
         if self.accelerator.num_processes > 1:
             gathered = gather_object([inputs])
@@ -381,11 +399,28 @@ class _Work:
     step: Step
 
 
-def predict(learner: Learner, task: Task, batch: Batch, classifier: Classifier | None) -> Any:
+def predict(learner: Learner, task: Task, batch: Batch, scorer: Scorer | None) -> Any:
     """Return what is scored: logits or texts of the learner, or a classifier's scores."""
-    if classifier is None:
-        return learner.predict(batch, task.head)
-    return classifier(learner(batch, task.head).features.float())
+    return predict_each(learner, task, batch, {"": scorer})[""]
+
+
+def predict_each(
+    learner: Learner, task: Task, batch: Batch, scorers: Mapping[str, Scorer | None]
+) -> dict[str, Any]:
+    """Return what is scored, by the name of what answers; features are computed once."""
+    if all(scorer is None for scorer in scorers.values()):
+        answers = learner.predict(batch, task.head)
+        return dict.fromkeys(scorers, answers)
+    output = learner(batch, task.head)
+    features = output.features.float()
+    predicted = {}
+    for name, scorer in scorers.items():
+        if scorer is None:
+            predicted[name] = output.logits.float()
+            continue
+        with torch.autocast(features.device.type, enabled=False):
+            predicted[name] = scorer(features)
+    return predicted
 
 
 def check_weights(learner: nn.Module, task: Task, taken: int, total: int) -> None:
@@ -405,14 +440,6 @@ def check_weights(learner: nn.Module, task: Task, taken: int, total: int) -> Non
 def hide_bar(stage: Stage) -> bool | None:
     """Return tqdm's `disable`: None shows a bar on a terminal and none in a file."""
     return None if stage.progress else True
-
-
-def move(batch: Batch, device: torch.device) -> Batch:
-    """Return a batch with its tensors on the device."""
-    moved = {}
-    for key, value in batch.items():
-        moved[key] = value.to(device) if isinstance(value, Tensor) else value
-    return moved
 
 
 def _score_batch(task: Task, logits: Tensor, batch: Batch) -> float:

@@ -1,0 +1,183 @@
+"""What answers when tasks are scored: classifiers on features, and the statistics they come from.
+
+It stands beside the method, which holds the network: any method goes with any classifier and any
+transport. At the end of a task the statistics of old classes are carried over to the features as
+they are now, those of new classes are measured, and every classifier is computed from them. Nothing
+of it touches the steps of a task, so that several classifiers are scored on one training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from mcit.class_statistics import (
+    ClassStatistics,
+    Features,
+    Needs,
+    find_device,
+    find_sensitivity,
+    read_features,
+)
+from mcit.classifier import Classifier, Fitted, Known, Scorer
+from mcit.config.schema import ModelConfig
+from mcit.method import Stage
+from mcit.models.learner import Learner
+from mcit.task import Task, Track
+from mcit.transport import Drift, Transport
+
+# the classifier that is the method's own
+HEAD = "head"
+
+
+@dataclass
+class Answering:
+    """Classifiers by name, the first of which is the run's own, and what they have in common."""
+
+    classifiers: Mapping[str, Classifier]
+    transport: Transport
+    statistics: ClassStatistics | None = field(default=None, repr=False)
+    fitted: dict[str, Fitted] = field(default_factory=dict, repr=False)
+    old: Learner | None = field(default=None, repr=False)
+
+    @property
+    def needs(self) -> Needs:
+        """Return what is kept of classes; nothing if the head alone answers."""
+        wanted = Needs()
+        for classifier in self.classifiers.values():
+            wanted |= classifier.needs()
+        if wanted:
+            wanted |= self.transport.needs()
+        return wanted
+
+    @property
+    def own(self) -> str:
+        """Return the name of the run's own classifier."""
+        return next(iter(self.classifiers))
+
+    @property
+    def others(self) -> list[str]:
+        """Return the names of the classifiers that are scored besides."""
+        return list(self.classifiers)[1:]
+
+    def find_problems(self, tasks: Sequence[Task], model: ModelConfig) -> list[str]:
+        """Return why these tasks cannot be answered so; nothing is built yet."""
+        named = [name for name, each in self.classifiers.items() if each.needs()]
+        if not named:
+            if not self.transport.compares:
+                return []
+            return [
+                f"transport {self.transport.name!r} carries class statistics, and the classifier "
+                "'head' has none; name one that does, such as --classifier lda"
+            ]
+        if tasks[0].track is not Track.CLASSES:
+            return [
+                f"classifier {named[0]!r} compares classes in one space of features, as "
+                "class-incremental tasks have it; tasks with heads of their own are answered by "
+                "their heads"
+            ]
+        problems = []
+        for classifier in self.classifiers.values():
+            problems += classifier.find_problems(tasks, model)
+            problems += self.transport.find_problems(classifier.needs())
+        return list(dict.fromkeys(problems))
+
+    def begin_task(self, stage: Stage) -> None:
+        """Keep the network as it is, if a transport will compare it with what it becomes."""
+        self.old = None
+        if self.needs and self.transport.compares and stage.index > 0:
+            self.old = stage.learner.frozen_copy()
+
+    def end_task(self, stage: Stage) -> None:
+        """Carry over, measure and fit: the weights are final for the task."""
+        needs = self.needs
+        span = stage.task.span
+        if not needs or span is None:
+            return
+        features = self._read(stage, stage.learner)
+        new = ClassStatistics.measure(features, span.known, span.total, needs)
+        if needs.sensitivity:
+            new = replace(new, sensitivity=_measure_sensitivity(stage, features))
+        if self.statistics is not None:
+            new = self._carry(stage, self.statistics, features).join(new)
+        self.statistics = new
+        self.old = None
+        known = Known(new, features)
+        self.fitted = {}
+        for name, classifier in self.classifiers.items():
+            if classifier.needs():
+                self.fitted[name] = classifier.fit(known)
+
+    def scorers(self, stage: Stage, own: Scorer | None) -> dict[str, Scorer | None]:
+        """Return what scores, by name; own: what the method answers with, None for the head."""
+        found: dict[str, Scorer | None] = {}
+        for name, classifier in self.classifiers.items():
+            if not classifier.needs():
+                found[name] = own
+                continue
+            if name not in self.fitted:
+                if self.statistics is None:
+                    raise RuntimeError("no task has ended: there are no statistics to answer from")
+                self.fitted[name] = classifier.fit(Known(self.statistics))
+            device = find_device(stage.learner)
+            placed = {key: value.to(device) for key, value in self.fitted[name].items()}
+            found[name] = partial(classifier.score, placed)
+        return found
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that a resumed run needs."""
+        state: dict[str, Any] = {}
+        if self.statistics is not None:
+            state["statistics"] = self.statistics.state_dict()
+        if self.old is not None:
+            state["old"] = self.old.state_dict()
+        fitted = {
+            name: dict(value)
+            for name, value in self.fitted.items()
+            if self.classifiers[name].fits_features
+        }
+        if fitted:
+            state["fitted"] = fitted
+        return state
+
+    def restore(self, stage: Stage, state: Mapping[str, Any]) -> None:
+        """Take up a state, inside or after the task of `stage`."""
+        self.statistics = None
+        if "statistics" in state:
+            self.statistics = ClassStatistics.from_state_dict(state["statistics"])
+        self.old = None
+        if "old" in state:
+            self.old = stage.learner.frozen_copy()
+            self.old.load_state_dict(state["old"])
+        self.fitted = dict(state.get("fitted", {}))
+
+    def bytes_held(self) -> int:
+        """Return the memory that is kept between tasks; what is fitted follows from it."""
+        return 0 if self.statistics is None else self.statistics.bytes_held()
+
+    def describe(self) -> str:
+        """Return one line for reports; nothing if the head alone answers."""
+        if not self.needs:
+            return ""
+        named = ", ".join(classifier.describe() for classifier in self.classifiers.values())
+        return f"answered by {named}; statistics carried over: {self.transport.describe()}"
+
+    def _read(self, stage: Stage, learner: Learner) -> Features:
+        return read_features(learner, stage.task, stage.load(stage.task, "plain"))
+
+    def _carry(self, stage: Stage, statistics: ClassStatistics, after: Features) -> ClassStatistics:
+        if self.old is None:
+            return statistics
+        before = self._read(stage, self.old)
+        return self.transport.move(statistics, Drift(stage, self.old, before, after))
+
+
+def _measure_sensitivity(stage: Stage, features: Features) -> Tensor:
+    state = stage.learner.state_dict()
+    weight = stage.learner.classifier_weight(stage.task.head)
+    bias = state[weight.removesuffix("weight") + "bias"]
+    return find_sensitivity(features.values, state[weight].cpu(), bias.cpu()).float()
