@@ -359,18 +359,19 @@ class Trainer:
         log({**entry, **step.statistics})
 
     def _refresh_batchnorm(self, stage: Stage, tasks: Sequence[Task]) -> None:
-        """Update BatchNorm's running statistics by one pass over each task in train mode.
+        """Update BatchNorm's running statistics by one pass over each task, as it was trained.
 
         It reads the batches and makes the random draws of an importance pass of unit `batch`, in
         full precision, so that the statistics are those that such a pass leaves behind in the
-        EWC-DR release. Everything but the statistics stays as it was.
+        EWC-DR release. Everything but the statistics stays as it was, and what a method trains with
+        fixed statistics keeps those too.
         """
         learner = stage.learner
         norms = nn.modules.batchnorm._BatchNorm
-        if not any(isinstance(module, norms) for module in learner.modules()):
+        moving = [each for each in learner.modules() if isinstance(each, norms) and each.training]
+        if not moving:
             return
         with preserve_state(learner, {}, keep_buffers=True), torch.no_grad():
-            learner.train()
             for task in tasks:
                 parts = stage.load(task, "train")
                 name = f"refresh {task.name}"
