@@ -115,20 +115,23 @@ class Recipe:
     """How a task is learned. It belongs to the task, so that methods are compared like with like.
 
     With adamw, biases and norms are not decayed; with sgd everything is, as in the EWC-DR release.
+    With adam everything is too, and the decay is part of the gradient.
     """
 
     epochs: int = option(help="passes over the training examples")
     batch_size: int = option(help="examples per optimizer step, over all processes")
     learning_rate: float = option(help="peak learning rate")
     weight_decay: float = option(0.0, help="weight decay of the optimizer")
-    optimizer: Literal["adamw", "sgd"] = option("adamw", help="optimizer")
-    betas: tuple[float, float] = option((0.9, 0.98), help="betas of adamw")
-    eps: float = option(1e-8, help="epsilon of adamw")
+    optimizer: Literal["adamw", "sgd", "adam"] = option("adamw", help="optimizer")
+    betas: tuple[float, float] = option((0.9, 0.98), help="betas of adamw and adam")
+    eps: float = option(1e-8, help="epsilon of adamw and adam")
     momentum: float = option(0.9, help="momentum of sgd")
-    schedule: Literal["linear", "steps", "constant"] = option(
+    schedule: Literal["linear", "cosine", "steps", "constant"] = option(
         "linear", help="schedule of the learning rate"
     )
-    warmup: float = option(0.1, help="fraction of all steps with rising rate, for `linear`")
+    warmup: float = option(
+        0.1, help="fraction of all steps with rising rate, for `linear` and `cosine`"
+    )
     milestones: tuple[int, ...] = option(
         (), help="epochs at which `steps` multiplies the rate by `factor`"
     )

@@ -72,6 +72,20 @@ def test_stepped_rates_fall_at_their_milestones_and_constant_ones_never():
     assert learning_rate(replace(recipe, schedule="constant"), 0.9, 5) == 2.0
 
 
+def test_cosine_rates_fall_from_the_peak_to_zero_as_torch_s_do():
+    recipe = Recipe(epochs=1, batch_size=1, learning_rate=3.0, schedule="cosine", warmup=0.0)
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=3.0)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=8)
+    for step in range(8):
+        assert learning_rate(recipe, step / 8, 0) == pytest.approx(scheduler.get_last_lr()[0])
+        optimizer.step()
+        scheduler.step()
+    warm = replace(recipe, warmup=0.5)
+    found = [learning_rate(warm, step / 8, 0) for step in range(8)]
+    assert_close(found[:5], [0.0, 0.75, 1.5, 2.25, 3.0])
+    assert_close(found[4:], [learning_rate(recipe, step / 4, 0) for step in range(4)])
+
+
 class Rates(Finetune):
     """Remembers the rate and the weights of every step."""
 
@@ -96,7 +110,7 @@ def test_a_fit_follows_the_recipe_s_schedule_step_by_step():
     assert moved(method.weights[1], method.weights[2])
 
 
-def test_adamw_decays_matrices_only_and_sgd_everything():
+def test_adamw_decays_matrices_only_and_sgd_and_adam_everything():
     network = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Conv2d(1, 1, 3))
     network[0].weight.requires_grad_(False)
     recipe = Recipe(
@@ -119,6 +133,12 @@ def test_adamw_decays_matrices_only_and_sgd_everything():
     (group,) = build_optimizer(replace(recipe, optimizer="sgd", momentum=0.7), network).param_groups
     assert {id(p) for p in group["params"]} == decayed | spared
     assert (group["weight_decay"], group["momentum"]) == (0.3, 0.7)
+    adam = build_optimizer(replace(recipe, optimizer="adam"), network)
+    (group,) = adam.param_groups
+    # the decay goes through the moments, as PASS and SSRE have it
+    assert not isinstance(adam, torch.optim.AdamW)
+    assert {id(p) for p in group["params"]} == decayed | spared
+    assert (group["weight_decay"], group["betas"], group["eps"]) == (0.3, (0.8, 0.9), 1e-5)
     with pytest.raises(ValueError, match="nothing is left to train"):
         build_optimizer(recipe, network.requires_grad_(False))
 

@@ -154,7 +154,7 @@ def _print_estimates(session: Session, estimates: Sequence[Estimate]) -> None:
     console.print(f"method: {plan.describe_method()}", soft_wrap=True, markup=False)
     total = format_seconds(sum(estimate.total_seconds for estimate in estimates))
     counts = describe_parameters(session.learner)
-    optimizer = 8 if plan.tasks[-1].recipe.optimizer == "adamw" else 4
+    optimizer = 4 if plan.tasks[-1].recipe.optimizer == "sgd" else 8
     memory = [
         f"{_memory_peak():.2f} GiB at the peak of these batches",
         f"{optimizer * counts['trained'] / 2**30:.2f} GiB of it for the optimizer",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -17,11 +18,15 @@ def learning_rate(recipe: Recipe, progress: float, epoch: int) -> float:
     if recipe.schedule == "steps":
         passed = sum(epoch >= milestone for milestone in recipe.milestones)
         return peak * recipe.factor**passed
+    if recipe.schedule == "constant":
+        return peak
+    if progress < recipe.warmup:
+        return peak * progress / recipe.warmup
     if recipe.schedule == "linear":
-        if progress < recipe.warmup:
-            return peak * progress / recipe.warmup
         return peak * (1 - progress) / (1 - recipe.warmup)
-    return peak
+    # half a period of the cosine, from the peak to 0
+    passed_part = (progress - recipe.warmup) / (1 - recipe.warmup)
+    return peak * (1 + math.cos(math.pi * passed_part)) / 2
 
 
 def build_optimizer(recipe: Recipe, learner: nn.Module) -> torch.optim.Optimizer:
@@ -34,6 +39,14 @@ def build_optimizer(recipe: Recipe, learner: nn.Module) -> torch.optim.Optimizer
             trained,
             lr=recipe.learning_rate,
             momentum=recipe.momentum,
+            weight_decay=recipe.weight_decay,
+        )
+    if recipe.optimizer == "adam":
+        return torch.optim.Adam(
+            trained,
+            lr=recipe.learning_rate,
+            betas=recipe.betas,
+            eps=recipe.eps,
             weight_decay=recipe.weight_decay,
         )
     groups = [
