@@ -89,6 +89,11 @@ def soft_scores(answers: Sequence[str]) -> dict[str, float]:
     answers = [clean(answer) for answer in answers]
     if len(set(answers)) > 1:
         answers = [normalize(answer) for answer in answers]
+    return vote_scores(answers)
+
+
+def vote_scores(answers: Sequence[str]) -> dict[str, float]:
+    """Return the mean of min(1, matches / 3) over the subsets that leave one answer out."""
     total = len(answers)
     scores = {}
     for answer, matches in Counter(answers).items():
