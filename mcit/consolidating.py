@@ -31,6 +31,7 @@ class ConsolidatingMethod(Method):
     """Measure importance after each task, and hold the weights that later tasks share."""
 
     first_task_is_finetuning = True
+    measures_importance = True
 
     # no default: no value suits two estimators or two recipes
     strength: float = option(help="factor of the penalty; 0 is finetuning")

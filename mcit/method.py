@@ -97,6 +97,10 @@ class Method:
     The hooks of a task come in this order: begin_task, tasks_to_fit, begin_fit; for every optimizer
     step prepare_batch, loss, extra_loss, on_gradients_ready, after_step and extra_batch; end_task;
     classifier, before_scoring for every task that is scored, after_scoring.
+
+    `lwf+ewc_lo` is a combination: the hooks of both run in that order and extra losses add up. What
+    tasks_to_fit, prepare_batch, loss, extra_batch and classifier return can come from one method
+    only, and two that define the same one are refused (mcit/composite.py).
     """
 
     name: ClassVar[str]
@@ -106,6 +110,17 @@ class Method:
     # that was published together with them says so here.
     answers: ClassVar[Selection] = Selection("head")
     carries: ClassVar[Selection] = Selection("none")
+    # Whether `end_task` measures importance; of methods that are combined, one may.
+    measures_importance: ClassVar[bool] = False
+    # Whether it changes the steps that all other hooks have led to, such as by a projection: in a
+    # combination it comes last.
+    comes_last: ClassVar[bool] = False
+    # Whether it can be part of no combination, as bounds on what others can reach.
+    stands_alone: ClassVar[bool] = False
+
+    def parts(self) -> Sequence[Method]:
+        """Return the methods that this one is made of: itself, unless it is a combination."""
+        return [self]
 
     def find_problems(self, tasks: Sequence[Task], model: ModelConfig) -> list[str]:
         """Return why the method cannot learn these tasks with this model; nothing is built yet."""

@@ -12,7 +12,7 @@ import importlib
 import inspect
 import os
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import GenericAlias, ModuleType
@@ -62,6 +62,8 @@ class Category:
     word: str
     package: str
     contract: str
+    # whether names that are joined by + stand for a combination
+    joins: bool = False
 
     @property
     def place(self) -> Place:
@@ -79,7 +81,7 @@ class Category:
 
 
 TASK = Category("task", "mcit.tasks", "Task")
-METHOD = Category("method", "mcit.methods", "Method")
+METHOD = Category("method", "mcit.methods", "Method", joins=True)
 CLASSIFIER = Category("classifier", "mcit.classifiers", "Classifier")
 TRANSPORT = Category("transport", "mcit.transports", "Transport")
 CATEGORIES = (TASK, METHOD, CLASSIFIER, TRANSPORT)
@@ -118,9 +120,22 @@ def summarize(category: Category) -> dict[str, str]:
     return summaries
 
 
+def split_joined(category: Category, name: str) -> list[str]:
+    """Return the names that a name is made of: `lwf+ewc_lo` are two methods."""
+    if not category.joins:
+        return [name]
+    return [part.strip() for part in name.split("+")]
+
+
 def find_class(category: Category, name: str) -> type:
-    """Return the class in the file of that name."""
+    """Return the class in the file of that name, or that of a combination."""
     problems = check_name(category, name)
+    parts = split_joined(category, name)
+    if len(parts) > 1:
+        if problems:
+            raise UnknownName(problems[0])
+        compose = importlib.import_module("mcit.composite").compose
+        return compose([find_class(category, part) for part in parts])
     files = _list_files(category).get(_normalize(name))
     if files is None:
         raise UnknownName(problems[0])
@@ -159,6 +174,9 @@ def find_transport(name: str) -> type[Transport]:
 
 def check_name(category: Category, name: str) -> list[str]:
     """Return what is wrong with a name, if anything."""
+    parts = split_joined(category, name)
+    if len(parts) > 1:
+        return _check_joined(category, name, parts)
     files = _list_files(category).get(_normalize(name))
     word = category.word
     if files is None:
@@ -177,6 +195,9 @@ def check_options(
     problems = check_name(category, name)
     if problems:
         return problems
+    parts = split_joined(category, name)
+    if len(parts) > 1:
+        return _check_joined_options(category, parts, options, where)
     fields = _read_options(category, name)
     if fields is None:
         return []
@@ -197,6 +218,9 @@ def has_option(category: Category, name: str, option: str) -> bool | None:
     """Whether a class has an option of that name; None if its file alone does not say."""
     if check_name(category, name):
         return None
+    if len(split_joined(category, name)) > 1:
+        # a combination has sections, and in them its parts' options
+        return False
     fields = _read_options(category, name)
     if fields is None:
         return None
@@ -215,6 +239,39 @@ def peek_attribute(category: Category, name: str, attribute: str) -> ast.expr | 
     if len(heirs) != 1:
         return None
     return read_attribute(heirs[0], attribute)
+
+
+def _check_joined(category: Category, name: str, parts: Sequence[str]) -> list[str]:
+    """Return what is wrong with the names of a combination."""
+    if not all(parts):
+        return [f"{category.word} {name!r} has an empty name; remove the extra +"]
+    known = [_normalize(part) for part in parts]
+    problems = []
+    for part in dict.fromkeys(parts):
+        problems += check_name(category, part)
+        if known.count(_normalize(part)) > 1:
+            problems.append(f"{category.word} {name!r} names {part!r} twice; once is enough")
+    return list(dict.fromkeys(problems))
+
+
+def _check_joined_options(
+    category: Category, parts: Sequence[str], options: Mapping[str, Any], where: str
+) -> list[str]:
+    """Return what is wrong with the options of a combination, which go by its parts' names."""
+    sections = {_normalize(part): part for part in parts}
+    problems = []
+    for key, value in options.items():
+        part = sections.get(_normalize(key))
+        if part is None:
+            listed = ", ".join(f"{where}.{name}.{key}" for name in sections)
+            problems.append(
+                f"{where}.{key}: a combination's options go by its parts' names; set {listed}"
+            )
+        elif isinstance(value, Mapping):
+            problems += check_options(category, part, value, f"{where}.{key}")
+        else:
+            problems.append(f"{where}.{key} must be a section of options, found {value!r}")
+    return problems
 
 
 def _class_of(module: ModuleType, contract: type) -> type:

@@ -20,7 +20,8 @@ LAYERS = [
     "config",
     "arguments parallel task",
     "estimator answer_scores gradients named_tensors importance diagnosis path_integral "
-    "consolidation class_importance class_statistics classifier method transport",
+    "consolidation class_importance class_statistics classifier method composite "
+    "transport",
     "data embedded",
     "models",
     "consolidating classifiers transports answering",

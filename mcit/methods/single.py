@@ -18,6 +18,7 @@ class Single(Method):
     """One backbone per task; a task is scored with its own."""
 
     name = "single"
+    stands_alone = True
     first_task_is_finetuning = True
     pretrained: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False)
     encoders: dict[int, dict[str, Tensor]] = field(default_factory=dict, init=False, repr=False)

@@ -12,6 +12,7 @@ from typing import Any
 from mcit import models
 from mcit.answering import HEAD, Answering
 from mcit.classifier import Classifier
+from mcit.composite import Composite
 from mcit.config.files import NO_TASKS, split_names
 from mcit.config.identity import keep_kinds
 from mcit.config.options import Kind
@@ -206,17 +207,41 @@ def _make_method(config: RunConfig, problems: list[str]) -> tuple[Method | None,
     missing: list[str] = []
     try:
         chosen = find_method(config.method.name)
-        options = layer(options_of.get(chosen, {}), config.method.options)
-        if _lacks_strength(chosen, options):
-            missing.append(_explain_missing_strength(config, chosen, options_of))
-            # nothing is made of it: what else is wrong with the options is found too
-            options["strength"] = 0.0
+        if issubclass(chosen, Composite):
+            options = _join_options(config, chosen, options_of, missing)
+        else:
+            options = layer(options_of.get(chosen, {}), config.method.options)
+            if _lacks_strength(chosen, options):
+                key = "method.strength"
+                missing.append(_explain_missing_strength(config, chosen, options_of, key))
+                # nothing is made of it: what else is wrong with the options is found too
+                options["strength"] = 0.0
         return parse(chosen, options, where="method"), missing
     except UnknownName as error:
         problems.append(str(error))
     except ConfigError as error:
         problems += error.problems
     return None, missing
+
+
+def _join_options(
+    config: RunConfig,
+    chosen: type[Composite],
+    options_of: Mapping[type, Mapping[str, Any]],
+    missing: list[str],
+) -> dict[str, Any]:
+    """Return the options of a combination, a section for each part; what is lacking is added."""
+    given = {key.replace("-", "_"): value for key, value in config.method.options.items()}
+    joined: dict[str, Any] = {}
+    for name, part in chosen.sections().items():
+        options = layer(options_of.get(part, {}), given.pop(name, {}))
+        if _lacks_strength(part, options):
+            key = f"methods.{name}.strength"
+            missing.append(_explain_missing_strength(config, part, options_of, key))
+            options["strength"] = 0.0
+        joined[name] = options
+    # what is left belongs to no part, and is refused with the rest
+    return {**joined, **given}
 
 
 def _make_answering(config: RunConfig, method: Method, problems: list[str]) -> Answering | None:
@@ -290,10 +315,10 @@ def _lacks_strength(method: type[Method], options: Mapping[str, Any]) -> bool:
 
 
 def _explain_missing_strength(
-    config: RunConfig, method: type[Method], options_of: Mapping[type, Mapping[str, Any]]
+    config: RunConfig, method: type[Method], options_of: Mapping[type, Mapping[str, Any]], key: str
 ) -> str:
-    """Return where the strength of a run's method was looked for, and what would do."""
-    name = config.method.name
+    """Return where the strength of a method was looked for, and what would do."""
+    name = method.name
     if config.preset is not None:
         found = f"configs/presets/{config.preset}.yaml gives none for {name!r}."
     elif options_of:
@@ -303,7 +328,7 @@ def _explain_missing_strength(
             f"no configuration gives one for {name!r} (--config climb has strengths for CLiMB's "
             "four tasks)."
         )
-    sentences = [f"method.strength is not set: {found}"]
+    sentences = [f"{key} is not set: {found}"]
     heritage = [parent for parent in method.__mro__[1:] if issubclass(parent, Method)]
     parents = [parent for parent in heritage if parent in options_of]
     if parents:
@@ -312,9 +337,11 @@ def _explain_missing_strength(
             f"It inherits from {parents[0].name!r}, whose options there are {given}, but options "
             "go by a method's own name and do not reach it."
         )
-    sentences.append(
-        "Pass --set method.strength=..., or let `mcit sweep --strengths ... --select` choose one."
-    )
+    if key == "method.strength":
+        remedy = f"Pass --set {key}=..., or let `mcit sweep --strengths ... --select` choose one."
+    else:
+        remedy = f"Pass --set {key}=..."
+    sentences.append(remedy)
     return " ".join(sentences)
 
 

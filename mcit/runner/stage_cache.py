@@ -116,7 +116,7 @@ class StageCache:
         own = {
             "name": self.method.name,
             "options": to_dict(self.method),
-            "code": digest_file(inspect.getfile(type(self.method))),
+            "code": [digest_file(inspect.getfile(type(part))) for part in self.method.parts()],
             # joint training learns more than the stage's own task
             "fitted": list(self.method.tasks_to_fit(stage)),
             "followed": bool(stage.later),
