@@ -40,5 +40,9 @@ class FolderError(McitError, OSError):
     """A file or folder that cannot be used; the message says what would do."""
 
 
+class OutOfMemory(McitError, MemoryError):
+    """A step or a score that did not fit into memory; the message says how to go on with less."""
+
+
 class DivergedError(McitError, FloatingPointError):
     """A loss, gradient or weight that is not finite; the message says where and what to try."""

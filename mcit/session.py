@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils.memory import should_reduce_batch_size
 from torch import Tensor
 from torch.optim import Optimizer
 from tqdm import tqdm
@@ -34,7 +35,7 @@ from mcit.checkpoint import (
 from mcit.classifier import Scorer
 from mcit.config.files import to_yaml
 from mcit.config.identity import find_differences
-from mcit.errors import ConfigError, DivergedError
+from mcit.errors import ConfigError, DivergedError, OutOfMemory
 from mcit.files import write_json, write_text
 from mcit.importance import Importance
 from mcit.method import Method, Outcome, Stage
@@ -64,6 +65,7 @@ from mcit.runner.run_folder import (
 )
 from mcit.runner.stage_cache import StageCache, describe_software
 from mcit.runner.tracking import Tracker, Tracking
+from mcit.task import Track
 from mcit.training.trainer import Reader, ResumePoint, Score, Trainer, check_weights
 
 # steps of a task after which its duration is estimated
@@ -301,7 +303,7 @@ class RunSession(Session):
         return warnings
 
     def fit(self, stage: Stage, **options: Any) -> int:
-        with self.interruption.held(), self._explaining(stage):
+        with self.interruption.held(), self._explaining(stage, "learning"):
             if self.checkpoint is not None and self.checkpoint.position.phase is Phase.FITTED:
                 self.restore_random(self.checkpoint)
                 return 0
@@ -311,7 +313,7 @@ class RunSession(Session):
             return self._fit(stage, **options)
 
     def conclude(self, stage: Stage) -> Outcome:
-        with Stopwatch(self.result.cost, "end_task_seconds"), self._explaining(stage):
+        with Stopwatch(self.result.cost, "end_task_seconds"), self._explaining(stage, "measuring"):
             outcome = super().conclude(stage)
         for note in outcome.notes:
             self.say(f"{stage.task.name}: {note}")
@@ -322,7 +324,7 @@ class RunSession(Session):
         return outcome
 
     def score(self, stage: Stage) -> list[Score]:
-        with Stopwatch(self.result.cost, "score_seconds"):
+        with Stopwatch(self.result.cost, "score_seconds"), self._explaining(stage, "scoring"):
             return super().score(stage)
 
     def record(self, stage: Stage, scores: Sequence[Score], outcome: Outcome) -> None:
@@ -501,18 +503,44 @@ class RunSession(Session):
             self.say(f"warning, {stage.task.name}: {warning}")
 
     @contextmanager
-    def _explaining(self, stage: Stage) -> Iterator[None]:
-        """Add to an error of diverged numbers what the method and the checkpoints say."""
+    def _explaining(self, stage: Stage, doing: str) -> Iterator[None]:
+        """Add to errors of numbers and of memory what can be done about them."""
         try:
             yield
         except FloatingPointError as error:
             lines = [str(error), *self.method.explain_divergence(stage.task.recipe)]
-            newest = find_newest(self.output)
-            if newest is None:
-                lines.append("no checkpoint had been saved")
-            else:
-                lines.append(f"the last good checkpoint is {newest}")
+            lines.append(self._describe_newest())
             raise DivergedError("\n  ".join(lines)) from error
+        except (MemoryError, RuntimeError) as error:
+            # accelerate knows how each device says it
+            if not isinstance(error, MemoryError) and not should_reduce_batch_size(error):
+                raise
+            first = str(error).partition("\n")[0]
+            lines = [f"out of memory while {doing} {stage.task.name}: {first}"]
+            lines.append(self._describe_newest())
+            lines.append(self._suggest_less(stage, doing))
+            raise OutOfMemory("\n  ".join(lines)) from error
+
+    def _describe_newest(self) -> str:
+        newest = find_newest(self.output)
+        if newest is None:
+            return "no checkpoint had been saved"
+        return f"the last good checkpoint is {newest}"
+
+    def _suggest_less(self, stage: Stage, doing: str) -> str:
+        """Return how the run can continue with less memory."""
+        training = self.plan.config.training
+        if doing == "scoring":
+            size = self.trainer.batch_size(stage.task, training.split)
+            change = f"training.eval_batch_size={max(1, size // 2)}"
+        elif self.plan.track is Track.CLASSES:
+            return (
+                "BatchNorm sees whole batches, so that this run cannot continue with smaller ones: "
+                "start another with a smaller batch_size"
+            )
+        else:
+            change = f"training.accumulate={2 * training.accumulate}"
+        return f"continue with less: mcit run --resume --output {self.output} --set {change}"
 
 
 class _StepWatcher:

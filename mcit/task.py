@@ -176,6 +176,8 @@ class Task(ABC):
     reads: ClassVar[frozenset[str]] = frozenset({"images", "texts"})
     # whether the benchmark that ships with mcit has data for it
     embedded: ClassVar[bool] = False
+    # whether making a batch draws random numbers, as augmentation does
+    draws: ClassVar[bool] = True
     # default number of examples that are scored at a time
     eval_batch_size: ClassVar[int] = 128
     # the name of the data set that a class-incremental task is a part of

@@ -9,6 +9,7 @@ import shutil
 import signal
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,12 +23,12 @@ from killing import (
     start,
     stop_after,
 )
-from tiny_run import assert_identical, configure, resolve, write_world
+from tiny_run import assert_identical, assert_near, configure, resolve, write_world
 
 from mcit.checkpoint import CheckpointError, list_checkpoints, read_checkpoint, read_state
 from mcit.config.options import Kind, list_options
 from mcit.config.schema import CheckpointConfig, RunConfig
-from mcit.errors import DivergedError, FolderError
+from mcit.errors import DivergedError, FolderError, OutOfMemory
 from mcit.methods.finetune import Finetune
 from mcit.models.learner import Learner
 from mcit.registry import METHOD, list_names
@@ -411,6 +412,7 @@ def test_options_of_rounding_are_those_that_change_the_last_digits():
     assert list_kinds(Kind.ROUNDING) == {
         "model.gradient_checkpointing",
         "model.channels_last",
+        "training.accumulate",
         "training.eval_batch_size",
     }
 
@@ -428,6 +430,51 @@ def test_an_option_of_rounding_may_change_and_the_change_is_recorded(stopped, ru
     # ten images of each of two classes: at most one falls on the other side
     for row, other in zip(found, expected, strict=True):
         assert row == pytest.approx(other, abs=5.0)
+
+
+def test_tasks_that_draw_nothing_may_go_on_with_smaller_parts_and_other_workers(world, tmp_path):
+    smooth = {
+        f"tasks__{name}__recipe__{key}": value
+        for name in ("vcr", "nlvr2")
+        for key, value in (("optimizer", "sgd"), ("learning_rate", 0.01))
+    }
+    config = configure_method("vcr,nlvr2", "finetune", world, **smooth)
+    start(config, tmp_path / "whole")
+    stop_after(2, config, tmp_path / "stopped")
+    less = {"training__accumulate": 2, "training__workers": 1}
+    other = configure_method("vcr,nlvr2", "finetune", world, **smooth, **less)
+    start(other, tmp_path / "stopped", resume=True)
+    provenance = json.loads((tmp_path / "stopped" / "provenance.json").read_text())
+    (resumption,) = provenance["resumed"]
+    assert resumption["changed"] == ["training.accumulate: 1 -> 2", "training.workers: 0 -> 1"]
+    # the next resumption begins where this one was
+    assert "accumulate: 2" in (tmp_path / "stopped" / "config.yaml").read_text()
+    assert_near(read_weights(tmp_path / "stopped"), read_weights(tmp_path / "whole"), 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("hook", "order", "words"),
+    [
+        ("fit", "vcr", "--set training.accumulate=2"),
+        ("evaluate_each", "vcr", "--set training.eval_batch_size=64"),
+        ("fit", "shapes:2x2", "start another with a smaller batch_size"),
+    ],
+)
+def test_a_run_that_is_out_of_memory_says_how_to_go_on(
+    world, tmp_path, monkeypatch, hook, order, words
+):
+    def run_out(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    if order == "vcr":
+        config = configure_method(order, "finetune", world)
+    else:
+        config = configure_method(order, "finetune", tasks__shapes__classes=4)
+    monkeypatch.setattr(Trainer, hook, run_out)
+    with pytest.raises(OutOfMemory) as caught:
+        start(config, tmp_path / "run")
+    assert "Tried to allocate 2.00 GiB" in str(caught.value)
+    assert words in str(caught.value)
 
 
 # What a method is asked

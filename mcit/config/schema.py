@@ -77,9 +77,9 @@ class TrainingConfig:
     mixed_precision: Literal["no", "bf16", "fp16"] | None = option(
         None, help="precision of the forward pass; none: what `accelerate launch` says"
     )
-    accumulate: int = option(1, help="micro-batches per optimizer step")
+    accumulate: int = option(1, help="micro-batches per optimizer step", kind=Kind.ROUNDING)
     clip_norm: float | None = option(None, help="largest norm of the gradient; none: no clipping")
-    workers: int = option(0, help="loader processes")
+    workers: int = option(0, help="loader processes", kind=Kind.SPEED)
     eval_batch_size: int | None = option(
         None, help="examples scored at a time; none: what suits the task", kind=Kind.ROUNDING
     )

@@ -57,6 +57,7 @@ class AnnotatedTask(Task):
         "fail", help="stop at a bad record, or leave bad records out and count them"
     )
 
+    draws: ClassVar[bool] = False
     # counts the changes of what `reader` makes of a record
     parser: ClassVar[int] = 1
     # the split's name in the official files

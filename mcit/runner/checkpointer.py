@@ -129,7 +129,7 @@ class Checkpointer:
         changed = find_differences(provenance["config"], self.provenance["config"])
         self.provenance = note_resumption(provenance, position.describe(count), changed)
         write_json(self.output / PROVENANCE, self.provenance)
-        if not (self.output / CONFIG).is_file():
+        if changed or not (self.output / CONFIG).is_file():
             write_text(self.output / CONFIG, config)
         if scores["matrix"]:
             write_json(self.output / SCORES, scores)

@@ -83,12 +83,25 @@ class Plan:
         ):
             chosen.pop(name, None)
         method = keep_kinds(self.method, Kind.RESULT)
+        chosen["training"] = {**chosen["training"], **self._find_decisive()}
         return {
             **chosen,
             **describe_answering(self.answering),
             "method": {"name": self.config.method.name, **method},
             "tasks": {task.name: keep_kinds(task, Kind.RESULT) for task in self.tasks},
         }
+
+    def _find_decisive(self) -> dict[str, Any]:
+        """Return the settings that decide the results of these tasks, though not of all tasks."""
+        training = self.config.training
+        decisive: dict[str, Any] = {}
+        if self.track is Track.CLASSES:
+            # BatchNorm sees the examples that go through the network together
+            decisive["accumulate"] = training.accumulate
+        if any(task.draws for task in self.tasks):
+            # workers have random states of their own
+            decisive["workers"] = training.workers
+        return decisive
 
     def describe(self) -> dict[str, Any]:
         """Return what the provenance of a run says of its plan."""

@@ -101,9 +101,10 @@ class Schedule:
         ends = [place for place, part in enumerate(parts, start=1) if part.last]
         passed = ends[taken - 1] if taken else 0
         # Workers have random states of their own, which only reading brings to where they were:
-        # what was learned from is read again. Without workers everything is drawn from the global
-        # state, which is restored.
-        unread = 0 if self.workers else passed
+        # what was learned from is read again if it was drawn. Without workers everything is drawn
+        # from the global state, which is restored.
+        read_again = self.workers > 0 and source.task.draws
+        unread = 0 if read_again else passed
         loader = SplitLoader(
             source.examples,
             [part.indices for part in parts[unread:]],
