@@ -178,7 +178,6 @@ def test_a_misspelt_command_exits_with_code_2(capsys, argv):
             "'resnet18', which reads no text; use a ViLT for vqa, vcr",
         ),
         (["--order", "vqa,vcr", "--set", "model.width=16"], "model.width is an option of resnet18"),
-        (["--order", "vqa,vcr", "--method", "lwf"], "heads of their own cannot answer"),
         (
             ["--order", "shapes:5x4", "--method", "single"],
             "class-incremental tasks share one: use 'joint'",

@@ -4,6 +4,7 @@ that goes on."""
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,16 +19,18 @@ from tiny_run import (
     learn,
     make_points,
     resolve,
+    write_world,
 )
 from torch import nn
 from torch.testing import assert_close
 
+from mcit.config.schema import LoraConfig
 from mcit.errors import ConfigError
 from mcit.methods.finetune import Finetune
-from mcit.methods.lwf import Lwf, distill
+from mcit.methods.lwf import Lwf, distill, distill_answers, distill_words
 from mcit.models.backbone import Backbone, Layer
 from mcit.models.learner import Learner
-from mcit.task import Output
+from mcit.task import Head, Output
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
@@ -156,8 +159,8 @@ def test_the_teacher_is_frozen_and_its_batchnorm_neither_looks_at_the_batch_nor_
     before = copy_state(method.old)
     trainer.fit(stage, method)
     assert_identical(copy_state(method.old), before)
-    assert not [module for module in method.old.modules() if module.training]
-    assert not [p for p in method.old.parameters() if p.requires_grad or p.grad is not None]
+    assert not [name for name, tensor in method.old.tensors.items() if tensor.requires_grad]
+    assert all(module.training for module in stage.learner.modules())
     assert int(stage.learner.encoder.norm.num_batches_tracked) > 0
     batch = read_batch(stage)
     one = {name: values[:1] for name, values in batch.items()}
@@ -173,7 +176,7 @@ def test_a_run_resumed_within_a_task_has_the_teacher_of_its_beginning():
     resumed = Lwf(strength=3.0)
     resumed.restore(stage, method.state_dict())
     assert_identical(copy_state(resumed.old), expected)
-    assert not [p for p in resumed.old.parameters() if p.requires_grad]
+    assert not [name for name, tensor in resumed.old.tensors.items() if tensor.requires_grad]
 
 
 def test_a_run_resumed_within_its_first_task_has_no_teacher():
@@ -211,13 +214,76 @@ def test_it_runs_over_a_sequence_of_images(tmp_path):
     assert "strength 3, temperature 2" in run.result.to_dict()["estimator"]
 
 
-def test_tasks_with_heads_of_their_own_are_refused():
-    with pytest.raises(ConfigError, match=r"method 'lwf' .* heads of their own cannot answer"):
-        resolve(configure("nlvr2,snli-ve", "lwf", world={}))
-
-
 @pytest.mark.parametrize(("option", "value"), [("strength", -1.0), ("temperature", 0.0)])
 def test_impossible_options_are_refused(option, value):
     config = configure("shapes:3x2", "lwf", **{"method__strength": 3.0, f"method__{option}": value})
     with pytest.raises(ConfigError, match=f"method.{option} must be"):
         resolve(config)
+
+
+# Tasks with heads of their own, and answers in words
+
+
+def test_answers_that_may_hold_together_are_distilled_by_sigmoids():
+    new, old = torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(0))
+    wanted = torch.sigmoid(old / 2)
+    given = torch.sigmoid(new / 2)
+    each = -(wanted * given.log() + (1 - wanted) * (1 - given).log())
+    head = Head("words", 3, kind="multi_label")
+    assert_close(distill_answers(head, new, old, 2.0), each.sum(dim=1).mean())
+
+
+def test_words_count_where_they_answer_and_every_answer_counts_once():
+    new, old = torch.randn(2, 2, 4, 7, generator=torch.Generator().manual_seed(0))
+    answered = torch.tensor([[0, 1, 1, 1], [0, 0, 0, 1]]).bool()
+    places = [distill(new[0, 1:], old[0, 1:], 2.0), distill(new[1, 3:], old[1, 3:], 2.0)]
+    assert_close(distill_words(new, old, answered, 2.0), sum(places) / 2)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    return write_world(tmp_path_factory.mktemp("world"))
+
+
+class Watched(Lwf):
+    """Keeps what is added to the loss of every batch, and what its terms should sum to."""
+
+    def begin_task(self, stage):
+        self.seen = []
+        self.before = copy.deepcopy(stage.learner).eval()
+        return super().begin_task(stage)
+
+    def extra_loss(self, stage, batch, output):
+        found = super().extra_loss(stage, batch, output)
+        if found is not None:
+            taught = self.before(batch, stage.task.head).features.detach()
+            self.seen.append((float(found.detach()), output.features.detach(), taught))
+        return found
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_earlier_heads_answer_for_new_inputs_and_features_stand_for_those_that_cannot(
+    world, tmp_path, rank
+):
+    method = Watched(strength=3.0)
+    config = configure("snli-ve,nlvr2,vqa", "lwf", world, method__strength=3.0)
+    config = replace(config, model=replace(config.model, lora=LoraConfig(rank=rank)))
+    run = learn(config, tmp_path, method=method)
+    # a pair of images came second: its head cannot read the one image of the third task
+    head = method.before.heads["snli-ve"]
+    for found, features, taught in method.seen:
+        own = distill(head(features[:, None]), head(taught[:, None]), 2.0)
+        expected = 3 * (own + F.mse_loss(features, taught)).detach()
+        assert_close(found, float(expected), rtol=1e-4, atol=0)
+    assert len(method.seen) == 3
+    assert [len(row) for row in run.rows] == [1, 2, 3]
+    kept = {name for name in method.old.tensors if name.startswith("encoder.")}
+    assert all("lora_" in name for name in kept) == bool(rank)
+
+
+def test_strength_zero_is_finetuning_bit_for_bit_with_heads(world, tmp_path):
+    runs = []
+    for name, options in (("finetune", {}), ("lwf", {"method__strength": 0.0})):
+        config = configure("vcr,nlvr2", name, world, **options)
+        runs.append(learn(config, tmp_path / name))
+    assert_identical(runs[0].state, runs[1].state)

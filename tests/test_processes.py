@@ -37,6 +37,8 @@ WITH_HEADS = {
     "mas": {"method__strength": 1.0, "training__accumulate": 3, "method__estimator__samples": 7},
     "si": {"method__strength": 10.0},
     "l2_anchor": {"method__strength": 0.1},
+    "lwf": {"method__strength": 3.0},
+    "dgg": {"method__alpha": 0.5},
     "replay": {"method__fraction": 0.5, "method__frequency": 2},
     "adapters": {"method__rank": 2},
     "freeze_bottom": {},

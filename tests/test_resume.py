@@ -42,13 +42,13 @@ OPTIONS = {
     "replay": {"method__fraction": 0.3, "method__frequency": 2},
     "adapters": {"method__rank": 2},
     "freeze_bottom": {"method__layers": 1},
+    "dgg": {"method__alpha": 0.5},
     "joint": {},
     "finetune": {},
     "single": {},
     "freeze_encoder": {},
 }
 NOT_ON_SHAPES = ("adapters", "freeze_bottom", "single")
-NOT_ON_PAIRS = ("lwf",)
 
 
 @pytest.fixture(scope="module")
@@ -78,9 +78,7 @@ def check_kills(clock, config, folder, kills=3, seed=0):
     return places
 
 
-@pytest.mark.parametrize(
-    "method", [name for name in list_names(METHOD) if name not in NOT_ON_PAIRS]
-)
+@pytest.mark.parametrize("method", list_names(METHOD))
 def test_a_killed_run_ends_as_if_it_had_not_been_on_pairs(clock, world, tmp_path, method):
     config = configure_method("vcr,nlvr2", method, world)
     assert check_kills(clock, config, tmp_path)

@@ -21,6 +21,7 @@ HEAD = "head"
 # methods and classifiers as papers write them
 PAPER_NAMES = {
     "adapters": "Adapters",
+    "dgg": "DGG",
     "ewc": "EWC",
     "ewc_dr": "EWC-DR",
     "ewc_lo": "EWC-LO",
