@@ -25,15 +25,16 @@ from __future__ import annotations
 import json
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from numbers import Real
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from mcit.diagnosis import Diagnosis, diagnose
+from mcit.gradients.pull import Held, Pull, add_pulls
 from mcit.importance import Importance
 from mcit.named_tensors import (
     bare_name,
@@ -46,10 +47,9 @@ from mcit.parallel.sharded import from_local, is_sharded, reduce_parts, shard_li
 from mcit.path_integral import PathIntegral
 
 Merge = Literal["sum", "online", "share", "latest"]
+# the type that importance is kept in; float32 stands for float64 too where weights have that
+ImportanceType = Literal["float32", "bfloat16"]
 FORMAT = "mcit consolidation 1"
-# elements handled at once on a CPU: scratch memory stays in the cache, so that main memory is read
-# and written only once
-CHUNK = 1 << 18
 
 NamedParameters = Iterable[tuple[str, nn.Parameter]]
 
@@ -70,9 +70,10 @@ class ConsolidationManager:
     decay: Factor of the old importance in merge online.
     path: A path integral (SI) to follow.
     optimizer: If it is SGD, `consolidate` warns when the penalty is too stiff for its step.
+    importance_dtype: `bfloat16` keeps importance in half the memory, to three digits.
 
-    Importance and anchor follow the weights to other devices, and have 32 bits where weights have
-    16. Only trainable parameters are held.
+    Importance and anchor follow the weights to other devices and memory layouts, and have 32 bits
+    where weights have 16. Only trainable parameters are held.
 
     Of parameters sharded by FSDP2 (`fully_shard`), each process holds its own part. All processes
     must then call whatever returns a number or writes a file, and tensors cannot gain rows.
@@ -87,8 +88,11 @@ class ConsolidationManager:
         decay: float = 1.0,
         path: PathIntegral | None = None,
         optimizer: torch.optim.Optimizer | None = None,
+        importance_dtype: ImportanceType = "float32",
     ):
         _check_settings(strength, merge, decay)
+        _check_choice("importance type", importance_dtype, ImportanceType)
+        self.importance_dtype: ImportanceType = importance_dtype
         self.strength = strength
         self.merge = merge
         self.decay = decay
@@ -107,6 +111,8 @@ class ConsolidationManager:
         self._registrations: list[_Registration] = []
         # held parameters without a gradient that a warning has named already
         self._idle: set[str] = set()
+        # what the latest step has found to be held, with the addresses of the weights
+        self._found: list[tuple[str, Held, int]] | None = None
         self.track(model)
 
     def __repr__(self) -> str:
@@ -188,23 +194,16 @@ class ConsolidationManager:
         self._check_present()
         self._warn_of_idle()
         ratio = self._compare_gradients() if measure else None
-        for held in self._held():
-            parameter = held.parameter
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            gradient = to_local(parameter.grad)
-            if gradient.ndim:
-                gradient = gradient[: len(held.importance)]
-            _add_pull(gradient, held, self.strength)
+        add_pulls((Pull(_find_gradient(held), held) for held in self._held()), self.strength)
         return ratio
 
     @torch.no_grad()
     def penalty(self) -> Tensor:
         """Return strength / 2 * sum importance * (weight - anchor)^2, for logging."""
         parts = []
-        for weight, parameter, importance, anchor in self._held():
-            part = (weight - anchor).square_().mul_(importance)
-            parts.append((parameter, part.sum(dtype=torch.float64)))
+        for held in self._held():
+            part = (held.weight - held.anchor).square_().mul_(held.importance)
+            parts.append((held.parameter, part.sum(dtype=torch.float64)))
         return reduce_parts(parts) * (self.strength / 2)
 
     @torch.no_grad()
@@ -221,10 +220,12 @@ class ConsolidationManager:
                 "clip 'none': use 'relu' or 'abs'"
             )
         self._check_present()
-        for weight, _, importance, anchor in self._held():
+        for held in self._held():
+            anchor = held.anchor
+            stiffness = held.importance.to(anchor.dtype) * (learning_rate * self.strength)
             # in this form because the pull may overflow to infinity
-            fraction = 1 - 1 / (1 + importance * (learning_rate * self.strength))
-            weight.copy_(torch.lerp(weight.to(anchor.dtype), anchor, fraction))
+            fraction = 1 - 1 / (1 + stiffness)
+            held.weight.copy_(torch.lerp(held.weight.to(anchor.dtype), anchor, fraction))
 
     def diagnose(self, learning_rate: float | None = None, momentum: float = 0.0) -> Diagnosis:
         """Return how stiff the penalty is, and whether SGD with this step would be stable."""
@@ -252,6 +253,7 @@ class ConsolidationManager:
             "strength": self.strength,
             "merge": self.merge,
             "decay": self.decay,
+            "importance_dtype": self.importance_dtype,
             "capped": dict(self.capped),
             "history": list(self.history),
         }
@@ -275,10 +277,19 @@ class ConsolidationManager:
         self._check_importance(importance)
         _check_numbers("anchor", anchor)
         _check_settings(about["strength"], about["merge"], about["decay"])
+        # states of mcit 0.1 do not say
+        importance_dtype = about.get("importance_dtype", "float32")
+        _check_choice("importance type", importance_dtype, ImportanceType)
+        self.importance_dtype = importance_dtype
         # a head that is frozen by now may still be held
         self.parameters = _choose_parameters(self.present, importance)
-        self.importance = {name: self._adopt(name, value) for name, value in importance.items()}
-        self.anchor = {name: self._adopt(name, value) for name, value in anchor.items()}
+        self.importance = {}
+        self.anchor = {}
+        for name in importance:
+            parameter = self.parameters[name].detach()
+            dtype = self._choose_dtype(parameter)
+            self.importance[name] = _adopt(importance[name], parameter, dtype)
+            self.anchor[name] = _adopt(anchor[name], parameter, _wide_dtype(parameter))
         self.strength = about["strength"]
         self.merge = about["merge"]
         self.decay = about["decay"]
@@ -305,54 +316,89 @@ class ConsolidationManager:
 
     # --- what is held
 
-    def _held(self) -> Iterator[_Held]:
-        """Yield what is held of each trainable parameter, this process's part of it."""
-        for name, parameter in self._list_held():
-            weight = to_local(parameter.detach())
-            importance = to_local(self.importance[name])
-            if importance.device != weight.device or importance.dtype != _wide_dtype(weight):
-                self._follow(name, weight)
-                importance = self.importance[name]
-            if importance.shape != weight.shape:
-                _check_grown(name, self.importance[name], parameter)
-                weight = weight[: len(importance)]
-            yield _Held(weight, parameter, importance, to_local(self.anchor[name]))
+    def _held(self) -> list[Held]:
+        """Return what is held of each trainable parameter, this process's part of it."""
+        listed = self._list_held()
+        if self._found is not None and self._is_unchanged(listed, self._found):
+            return [held for _, held, _ in self._found]
+        found = [self._find_held(name, parameter) for name, parameter in listed]
+        self._found = None
+        # a sharded parameter may have other memory in every step
+        if not any(is_sharded(held.parameter) for held in found):
+            self._found = [
+                (name, held, held.parameter.data_ptr())
+                for (name, _), held in zip(listed, found, strict=True)
+            ]
+        return found
+
+    def _is_unchanged(
+        self, listed: list[tuple[str, nn.Parameter]], found: list[tuple[str, Held, int]]
+    ) -> bool:
+        """Whether the same tensors are held as before, of weights that lie where they did."""
+        if len(listed) != len(found):
+            return False
+        for (name, parameter), (_, held, address) in zip(listed, found, strict=True):
+            if held.parameter is not parameter or parameter.data_ptr() != address:
+                return False
+            if self.importance[name] is not held.importance:
+                return False
+            if self.anchor[name] is not held.anchor:
+                return False
+        return True
+
+    def _find_held(self, name: str, parameter: nn.Parameter) -> Held:
+        weight = to_local(parameter.detach())
+        importance = to_local(self.importance[name])
+        if importance.shape != weight.shape:
+            _check_grown(name, self.importance[name], parameter)
+            weight = weight[: len(importance)]
+        same_place = importance.device == weight.device
+        same_type = importance.dtype == self._choose_dtype(weight)
+        if not (same_place and same_type and importance.stride() == weight.stride()):
+            self._follow(name, weight)
+            importance = self.importance[name]
+        return Held(weight, parameter, importance, to_local(self.anchor[name]))
 
     def _list_held(self) -> list[tuple[str, nn.Parameter]]:
         """Return the trainable parameters of which something is held."""
         held = [(name, self.parameters[name]) for name in self.importance]
         return [(name, parameter) for name, parameter in held if parameter.requires_grad]
 
+    def _choose_dtype(self, weight: Tensor) -> torch.dtype:
+        """Return the type that the importance of a weight is kept in."""
+        if self.importance_dtype == "bfloat16":
+            return torch.bfloat16
+        return _wide_dtype(weight)
+
     def _follow(self, name: str, weight: Tensor) -> None:
-        """Move importance and anchor to the device and type of the weight."""
-        for tensors in (self.importance, self.anchor):
+        """Move importance and anchor to the device, type and memory layout of the weight."""
+        for tensors, dtype in (
+            (self.importance, self._choose_dtype(weight)),
+            (self.anchor, _wide_dtype(weight)),
+        ):
             tensor = tensors[name]
             if is_sharded(tensor):
                 raise ValueError(
                     f"{name!r} was moved or converted after it was sharded and consolidated; make "
                     "a new manager and load the saved state into it"
                 )
-            tensors[name] = tensor.to(weight.device, _wide_dtype(weight))
-
-    def _adopt(self, name: str, value: Tensor) -> Tensor:
-        """Return a copy of a state's tensor on the parameter's device, sharded as it is."""
-        parameter = self.parameters[name].detach()
-        device = to_local(parameter).device
-        part = shard_like(value, parameter).to(device, _wide_dtype(parameter), copy=True)
-        return from_local(part, parameter)
+            # the weight may have gained rows
+            like = weight[: len(tensor)] if weight.ndim else weight
+            tensors[name] = _lay_out(tensor, like, dtype)
 
     def _merge(self, name: str, value: Tensor, share: float) -> tuple[Tensor, Tensor]:
         """Return this process's part of importance and anchor after the task."""
         parameter = self.parameters[name].detach()
+        weight = to_local(parameter)
         dtype = _wide_dtype(parameter)
-        fresh = shard_like(value.detach(), parameter).to(to_local(parameter).device, dtype)
-        held = fresh.clone(memory_format=torch.contiguous_format)
-        anchor = to_local(parameter).to(dtype, copy=True, memory_format=torch.contiguous_format)
+        fresh = _lay_out(shard_like(value.detach(), parameter), weight, dtype)
+        anchor = _lay_out(weight, weight, dtype)
         if name not in self.importance or self.merge == "latest":
-            return held, anchor
+            return fresh.to(self._choose_dtype(weight)), anchor
         if not is_sharded(parameter):
             self._follow(name, parameter)
-        old = to_local(self.importance[name])
+        held = fresh.clone()
+        old = to_local(self.importance[name]).to(dtype)
         rows = slice(len(old)) if old.ndim else ...
         if self.merge == "online":
             held[rows] += self.decay * old
@@ -363,7 +409,7 @@ class ConsolidationManager:
             # (O a + F w) / (O + F) = a + F / (O + F) (w - a); where nothing is held, the weight
             fraction = torch.where(held[rows] != 0, fresh[rows] / held[rows], 1.0)
             anchor[rows] = torch.lerp(to_local(self.anchor[name]), anchor[rows], fraction)
-        return held, anchor
+        return held.to(self._choose_dtype(weight)), anchor
 
     def _record(self, importance: Importance) -> None:
         """Note what was consolidated, and how much of it is at the cap."""
@@ -382,8 +428,9 @@ class ConsolidationManager:
             if parameter.grad is not None:
                 tasks.append((parameter, _square_norm(to_local(parameter.grad))))
         pulls = []
-        for weight, parameter, importance, anchor in self._held():
-            pulls.append((parameter, _square_norm((weight - anchor) * importance)))
+        for held in self._held():
+            away = (held.weight - held.anchor) * held.importance
+            pulls.append((held.parameter, _square_norm(away)))
         task = float(reduce_parts(tasks))
         pull = float(reduce_parts(pulls))
         if not task:
@@ -461,15 +508,6 @@ class ConsolidationManager:
         )
 
 
-class _Held(NamedTuple):
-    """Rows of a weight that are held, their parameter, and importance and anchor of the rows."""
-
-    weight: Tensor
-    parameter: nn.Parameter
-    importance: Tensor
-    anchor: Tensor
-
-
 # the dictionary in which a module or parameter is registered, its name there, and what it was
 _Registration = tuple[dict[str, Any], str, Any]
 
@@ -516,23 +554,32 @@ def _wide_dtype(parameter: Tensor) -> torch.dtype:
     return torch.promote_types(parameter.dtype, torch.float32)
 
 
-def _add_pull(gradient: Tensor, held: _Held, strength: float) -> None:
-    """Add strength * importance * (weight - anchor) to the gradient."""
-    weight, _, importance, anchor = held
-    if gradient.dtype != importance.dtype:
-        pull = (weight - anchor).mul_(importance).mul_(strength)
-        gradient.add_(pull.to(gradient.dtype))
-        return
-    tensors = (gradient, weight, anchor, importance)
-    flat = weight.device.type == "cpu" and all(tensor.is_contiguous() for tensor in tensors)
-    if not flat or weight.numel() <= CHUNK:
-        gradient.addcmul_(importance, weight - anchor, value=strength)
-        return
-    scratch = torch.empty(CHUNK, dtype=weight.dtype)
-    chunks = [tensor.view(-1).split(CHUNK) for tensor in tensors]
-    for piece, now, then, factor in zip(*chunks, strict=True):
-        away = torch.sub(now, then, out=scratch[: len(now)])
-        piece.addcmul_(factor, away, value=strength)
+def _adopt(value: Tensor, parameter: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a copy of a state's tensor on the parameter's device, sharded and laid out as it is.
+
+    The parameter may have gained rows.
+    """
+    part = shard_like(value, parameter)
+    like = to_local(parameter)
+    if part.ndim:
+        like = like[: len(part)]
+    return from_local(_lay_out(part, like, dtype), parameter)
+
+
+def _lay_out(tensor: Tensor, like: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a copy in the memory layout of a tensor, on its device."""
+    return torch.empty_like(like, dtype=dtype).copy_(tensor)
+
+
+def _find_gradient(held: Held) -> Tensor:
+    """Return the rows of the gradient that belong to the held rows; zeros if there is none yet."""
+    parameter = held.parameter
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    gradient = to_local(parameter.grad)
+    if gradient.shape == held.weight.shape:
+        return gradient
+    return gradient[: len(held.weight)]
 
 
 def _square_norm(tensor: Tensor) -> Tensor:
@@ -541,13 +588,18 @@ def _square_norm(tensor: Tensor) -> Tensor:
 
 def _check_settings(strength: float, merge: str, decay: float) -> None:
     """Raise a ValueError unless the rule is known and the numbers are within their bounds."""
-    rules = get_args(Merge)
-    if merge not in rules:
-        raise ValueError(f"unknown merge rule {merge!r} (rules: {', '.join(rules)})")
+    _check_choice("merge rule", merge, Merge)
     if not isinstance(strength, Real) or not (math.isfinite(strength) and strength >= 0):
         raise ValueError(f"strength must be a number from 0, found {strength!r}")
     if not isinstance(decay, Real) or not 0 <= decay <= 1:
         raise ValueError(f"decay must lie between 0 and 1, found {decay!r}")
+
+
+def _check_choice(what: str, value: object, choices: Any) -> None:
+    """Raise a ValueError unless the value is one of a Literal's."""
+    known = get_args(choices)
+    if value not in known:
+        raise ValueError(f"unknown {what} {value!r} (choices: {', '.join(known)})")
 
 
 def _check_numbers(what: str, values: Mapping[str, Tensor], least: float = -math.inf) -> None:

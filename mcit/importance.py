@@ -6,10 +6,12 @@ mcit/gradients/.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import itertools
 import json
 import math
+from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,15 +21,17 @@ from typing import Any
 import torch
 from accelerate.utils import send_to_device
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 
 from mcit.answer_scores import is_text, read_answers, score_answers
 from mcit.config.parse import parse
 from mcit.estimator import Estimator, score_examples
+from mcit.gradients.audit import Scores
 from mcit.gradients.mean_gradients import MeanGradients
 from mcit.gradients.per_example import PerExampleGradients
-from mcit.gradients.preserve_state import preserve_state, uncompiled
+from mcit.gradients.preserve_state import preserve_random_states, preserve_state, uncompiled
 from mcit.named_tensors import (
     bare_name,
     check_same_parameters,
@@ -54,6 +58,8 @@ Forward = Callable[[nn.Module, Any], tuple[Tensor, Tensor]]
 # (model, batch) -> one number per example, [batch]
 ScoreFunction = Callable[[nn.Module, Any], Tensor]
 FORMAT = "mcit importance 1"
+# examples that the audit of a first batch takes: one would not show the order of rows
+AUDITED_EXAMPLES = 2
 
 
 @dataclass(frozen=True)
@@ -424,15 +430,63 @@ def _measure_examples(
     """Return sums over examples: each process measures its own, and totals are added up."""
     gradients = PerExampleGradients(scorer.model, parameters, scorer.estimator.absolute)
     examples = 0
+    device = next(iter(gradients.sums.values())).device
     for number, part in enumerate(parts):
         if part.counted:
+            few = None
+            if not gradients.paths:
+                few = _score_few(scorer, part, device)
+            scores = partial(scorer, part, number, examples)
             with global_batch_rows(part.rows):
-                examples += gradients.add(partial(scorer, part, number, examples))
+                examples += gradients.add(scores, few)
     sums = gradients.sums
-    device = next(iter(sums.values())).device
     count = torch.tensor([examples], dtype=torch.float64, device=device)
     sum_over_processes([*sums.values(), count])
     return _Totals(sums, int(count), int(count), gradients.describe_paths())
+
+
+def _score_few(scorer: _Scorer, part: BatchPart, device: torch.device) -> Scores | None:
+    """Return scores of a few examples of a batch, or None if it is not known which are theirs."""
+    if part.read_first is None:
+        batch = take_first(part.batch, AUDITED_EXAMPLES)
+    elif part.rows is None or len(part.rows.places) <= AUDITED_EXAMPLES:
+        return None
+    else:
+        # what is drawn for the batch itself must not change
+        with preserve_random_states(), global_batch_rows(None):
+            batch = part.read_first(AUDITED_EXAMPLES)
+    if batch is None:
+        return None
+    few = BatchPart(send_to_device(batch, device))
+
+    def score() -> list[Tensor]:
+        with global_batch_rows(None):
+            return scorer(few, 0, 0)
+
+    return score
+
+
+def take_first(batch: Any, count: int) -> Any:
+    """Return the first examples of a batch in which every tensor has one row per example.
+
+    None for others, such as flat lists of image patches, and for batches that are not larger.
+    """
+    if isinstance(batch, UserDict):
+        # what tokenizers and processors of transformers return
+        data = take_first(batch.data, count)
+        if data is None:
+            return None
+        first = copy.copy(batch)
+        first.data = data
+        return first
+    leaves, spec = tree_flatten(batch)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    rows = {len(leaf) if leaf.ndim else 0 for leaf in tensors}
+    others = [leaf for leaf in leaves if not isinstance(leaf, Tensor)]
+    if len(rows) != 1 or max(rows) <= count or any(leaf is not None for leaf in others):
+        return None
+    cut = [leaf[:count] if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    return tree_unflatten(cut, spec)
 
 
 def _measure_together(

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 from torch.utils.data import DataLoader, TensorDataset
 
-import mcit.consolidation
-from mcit.consolidation import CHUNK, ConsolidationManager
+from mcit.consolidation import ConsolidationManager
 from mcit.estimator import Estimator
+from mcit.gradients import pull
 from mcit.importance import Importance, measure_importance
 from mcit.path_integral import PathIntegral
 
@@ -82,7 +82,7 @@ def assert_same_state(found: dict, expected: dict) -> None:
 
 
 @pytest.mark.parametrize("start", ["none", "some", "mixed"])
-@pytest.mark.parametrize("large", [5, CHUNK + 3, 2 * CHUNK])
+@pytest.mark.parametrize("large", [5, pull.SMALL + 1, pull.CHUNK + 3])
 def test_the_added_gradient_is_autograd_s(large, start):
     model, manager = held(large)
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -846,13 +846,96 @@ def test_damping_must_be_positive():
 
 def test_pieces_of_a_large_tensor_give_the_same_as_the_whole(monkeypatch):
     results = []
-    for chunk in (CHUNK, 7, 1):
-        monkeypatch.setattr(mcit.consolidation, "CHUNK", chunk)
+    for small, chunk in ((pull.SMALL, pull.CHUNK), (0, 7), (0, 1)):
+        monkeypatch.setattr(pull, "SMALL", small)
+        monkeypatch.setattr(pull, "CHUNK", chunk)
         model, manager = held(50)
         manager.add_gradient_()
-        results.append(model.large.grad)
-    assert torch.equal(results[0], results[1])
-    assert torch.equal(results[0], results[2])
+        results.append({name: p.grad for name, p in model.named_parameters() if p.requires_grad})
+    for name, expected in results[0].items():
+        assert torch.equal(results[1][name], expected)
+        assert torch.equal(results[2][name], expected)
+
+
+def test_importance_and_anchor_lie_in_memory_as_their_weight_does(tmp_path):
+    model, manager = held()
+    manager.consolidate({name: torch.rand(p.shape) for name, p in manager.parameters.items()})
+    other = ConsolidationManager(model)
+    other.load_state_dict(manager.state_dict())
+    manager.save(tmp_path / "state.safetensors")
+    read = ConsolidationManager(model)
+    read.load(tmp_path / "state.safetensors")
+    for name, parameter in manager.parameters.items():
+        for one in (manager, other, read):
+            assert one.importance[name].stride() == parameter.stride(), name
+            assert one.anchor[name].stride() == parameter.stride(), name
+            assert torch.equal(one.importance[name], manager.importance[name])
+            assert torch.equal(one.anchor[name], manager.anchor[name])
+
+
+def test_importance_and_anchor_follow_a_change_of_memory_layout(monkeypatch):
+    monkeypatch.setattr(pull, "SMALL", 0)
+    model = nn.Conv2d(3, 4, 3)
+    manager = ConsolidationManager(model, strength=2.0)
+    importance = torch.rand(4, 3, 3, 3)
+    anchor = model.weight.detach().clone()
+    manager.consolidate({"weight": importance})
+    for layout in (torch.contiguous_format, torch.channels_last, torch.contiguous_format):
+        model.to(memory_format=layout)
+        with torch.no_grad():
+            model.weight.add_(0.5)
+        model.weight.grad = torch.zeros_like(model.weight)
+        manager.add_gradient_()
+        expected = 2.0 * importance * (model.weight.detach() - anchor)
+        assert_close(model.weight.grad, expected)
+        assert manager.importance["weight"].stride() == model.weight.stride()
+
+
+@pytest.mark.parametrize("small", [0, pull.SMALL])
+def test_importance_in_16_bits_takes_half_the_memory_and_keeps_three_digits(small, monkeypatch):
+    monkeypatch.setattr(pull, "SMALL", small)
+    model, manager = held()
+    short = ConsolidationManager(model, strength=7.0, importance_dtype="bfloat16")
+    state = manager.state_dict()
+    short.load_state_dict({**state, "about": {**state["about"], "importance_dtype": "bfloat16"}})
+    assert short.bytes_held() == manager.bytes_held() * 6 // 8
+    manager.add_gradient_()
+    expected = {name: p.grad.clone() for name, p in manager.parameters.items()}
+    model.zero_grad()
+    short.add_gradient_()
+    for name, parameter in short.parameters.items():
+        # as with the rounded importance, in 32 bits
+        rounded = expected[name] / manager.importance[name] * short.importance[name].float()
+        assert_close(parameter.grad, rounded, rtol=1e-4, atol=1e-6)
+    assert_close(short.penalty(), manager.penalty(), rtol=1e-2, atol=0)
+
+
+def test_sixteen_bits_are_chosen_and_stay_so(tmp_path):
+    model, _ = held()
+    short = ConsolidationManager(model, importance_dtype="bfloat16")
+    for _ in range(2):
+        short.consolidate({name: torch.rand(p.shape) for name, p in short.parameters.items()})
+    assert {value.dtype for value in short.importance.values()} == {torch.bfloat16}
+    assert {value.dtype for value in short.anchor.values()} == {torch.float32}
+    short.save(tmp_path / "state.safetensors")
+    read = ConsolidationManager(model)
+    read.load(tmp_path / "state.safetensors")
+    assert read.importance_dtype == "bfloat16"
+    assert {value.dtype for value in read.importance.values()} == {torch.bfloat16}
+    with pytest.raises(ValueError, match="unknown importance type 'half'"):
+        ConsolidationManager(model, importance_dtype="half")
+
+
+def test_importance_that_is_put_in_place_of_another_is_used():
+    model = nn.Linear(2, 1, bias=False)
+    manager = ConsolidationManager(model, strength=1.0)
+    manager.consolidate({"weight": torch.ones(1, 2)})
+    model.weight.data = model.weight.data + 1
+    for factor in (1.0, 3.0):
+        manager.importance["weight"] = torch.full((1, 2), factor)
+        model.weight.grad = torch.zeros(1, 2)
+        manager.add_gradient_()
+        assert_close(model.weight.grad, torch.full((1, 2), factor))
 
 
 # --- parameters that are replaced, moved or converted

@@ -236,17 +236,17 @@ def test_a_budget_reads_exactly_so_many_examples_drawn_by_the_seed(samples, coun
     read: list[Tensor] = []
 
     def forward(model, batch):
-        if not read or not torch.equal(read[-1], batch[0]):
-            read.append(batch[0])
+        read.append(batch[0])
         return model(batch[0]), batch[1]
 
     found = measure_importance(
         model, DataLoader(dataset, 4), samples=samples, seed=3, forward=forward
     )
     assert found.examples == count
-    rows = [int((dataset.tensors[0] == row).all(dim=1).nonzero()) for row in torch.cat(read)]
-    assert len(set(rows)) == len(rows) == count
-    assert_same_importance(found.values, truth(model, dataset, rows))
+    # the audit reads some of them before
+    rows = {int((dataset.tensors[0] == row).all(dim=1).nonzero()) for row in torch.cat(read)}
+    assert len(rows) == count
+    assert_same_importance(found.values, truth(model, dataset, sorted(rows)))
     again = measure_importance(model, DataLoader(dataset, 3, shuffle=True), samples=samples, seed=3)
     assert_same_importance(again.values, found.values, 2e-6)
     other = measure_importance(model, DataLoader(dataset, 4), samples=samples, seed=4)

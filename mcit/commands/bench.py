@@ -7,7 +7,8 @@ import json
 from importlib import import_module
 
 HELP = "measure speed on this machine"
-BENCHES = ("consolidation", "efcil", "loading")  # files in mcit/bench/
+# files in mcit/bench/
+BENCHES = ("consolidation", "efcil", "generative", "loading")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +29,19 @@ HALF_TOLERANCE = 0.1
 HALF_ROUNDING = 1
 
 
+class Comparison(NamedTuple):
+    """How far a weighted sum is from autograd's, with what it is judged by.
+
+    error: The largest difference.
+    size: The largest element of autograd's sum.
+    mass: The largest sum of absolute values of all that was added up.
+    """
+
+    error: Tensor
+    size: Tensor
+    mass: Tensor
+
+
 class Audit:
     """Autograd's weighted sum of per-example gradients, and the sums that other ways lead to."""
 
@@ -39,8 +53,7 @@ class Audit:
         vector = add_scores(scores)
         self.examples = len(vector)
         self.total = vector.sum()
-        generator = torch.Generator().manual_seed(self.examples)
-        weights = torch.randn(self.examples, generator=generator, dtype=torch.float64).to(vector)
+        weights = draw_weights(vector)
         self.weights = weights.to(torch.promote_types(weights.dtype, torch.float32))
         self.edges = _count_edges([vector], parameters)
         gradients = torch.autograd.grad(
@@ -51,26 +64,14 @@ class Audit:
         )
         self.truth = dict(zip(parameters, gradients, strict=True))
 
-    def find_fitting(self, name: str, candidates: Mapping[Layout, Weighed]) -> list[Layout]:
+    def find_fitting(self, candidates: Mapping[Layout, Comparison]) -> list[Layout]:
         """Return the layouts whose weighted sum is autograd's."""
-        tolerance = AUDIT_TOLERANCE
-        places = AUDIT_ROUNDING
-        if self.precision.itemsize <= 2:
-            tolerance = HALF_TOLERANCE
-            places = HALF_ROUNDING
-        fitting = []
-        for layout, (total, mass) in candidates.items():
-            truth = self.truth[name]
-            if truth is None:
-                truth = torch.zeros_like(total)
-            error = (total - truth).abs().max()
-            rounding = places * torch.finfo(self.precision).eps * mass.max()
-            if error <= tolerance * truth.abs().max() + rounding:
-                fitting.append(layout)
-        return fitting
+        return [layout for layout, found in candidates.items() if is_close(found, self.precision)]
 
-    def weigh(self, unit: Unit, calls: Calls, names: list[str]) -> dict[str, dict[Layout, Weighed]]:
-        """Return the weighted sums of a unit's rule, for each order its rows may have."""
+    def compare(
+        self, unit: Unit, calls: Calls, names: list[str]
+    ) -> dict[str, dict[Layout, Comparison]]:
+        """Compare the weighted sums of a unit's rule, for each order its rows may have."""
         flat = [call for of_module in calls.values() for call in of_module]
         for call in flat:
             self._note_precision(call.inputs)
@@ -79,7 +80,7 @@ class Audit:
             if not all(self._has_rows(module, call) for call in of_module):
                 return {}
         single = all(call.inputs is not None and len(call.inputs) == self.examples for call in flat)
-        found: dict[str, dict[Layout, Weighed]] = {name: {} for name in names}
+        found: dict[str, dict[Layout, Comparison]] = {name: {} for name in names}
         for layout in LAYOUTS[:1] if single else LAYOUTS:
             contributions = contribute(unit, calls, self.examples, layout)
             for name in names:
@@ -87,14 +88,14 @@ class Audit:
                 # a weight that a hook computes from others is not a parameter of the rule; one that
                 # the graph reads more often than its layers were called is used outside them too
                 if contribution is not None and self.edges[name] <= len(flat):
-                    found[name][layout] = contribution.weigh(self.weights)
+                    found[name][layout] = self._compare(name, contribution.weigh(self.weights))
         return found
 
-    def weigh_module(
+    def compare_module(
         self, name: str, parameter: nn.Parameter, outputs: list[Tensor], gradients: list[Tensor]
-    ) -> dict[Layout, Weighed]:
-        """Return the weighted sums of a backward through a module."""
-        found: dict[Layout, Weighed] = {}
+    ) -> dict[Layout, Comparison]:
+        """Compare the weighted sums of a backward through a module."""
+        found: dict[Layout, Comparison] = {}
         rows = [len(gradient) if gradient.ndim else 0 for gradient in gradients]
         if not rows or 0 in rows or any(count % self.examples for count in rows):
             return found
@@ -105,13 +106,19 @@ class Audit:
             self._note_precision(gradient)
         single = set(rows) == {self.examples}
         for layout in LAYOUTS[:1] if single else LAYOUTS:
-            scaled = [self._scale_rows(gradient, layout) for gradient in gradients]
+            scaled = [scale_rows(gradient, self.weights, layout) for gradient in gradients]
             (total,) = torch.autograd.grad(
                 outputs, parameter, scaled, retain_graph=True, allow_unused=True
             )
             if total is not None:
-                found[layout] = Weighed(total, total.abs())
+                found[layout] = self._compare(name, Weighed(total, total.abs()))
         return found
+
+    def _compare(self, name: str, weighed: Weighed) -> Comparison:
+        truth = self.truth[name]
+        if truth is None:
+            truth = torch.zeros_like(weighed.total)
+        return compare(weighed.total, truth, weighed.mass)
 
     def _note_precision(self, tensor: Tensor | None) -> None:
         if tensor is None or not tensor.is_floating_point():
@@ -129,12 +136,35 @@ class Audit:
             return False
         return reads_rows(module, call.inputs)
 
-    def _scale_rows(self, gradient: Tensor, layout: Layout) -> Tensor:
-        """Return the gradient with each row times the weight of its example."""
-        # in the gradient's precision
-        weights = torch.empty(len(gradient), dtype=gradient.dtype, device=gradient.device)
-        group_rows(weights, self.examples, layout).copy_(self.weights[:, None])
-        return gradient * weights.view(-1, *[1] * (gradient.ndim - 1))
+
+def draw_weights(vector: Tensor) -> Tensor:
+    """Return a weight for each example, the same for every batch of so many."""
+    generator = torch.Generator().manual_seed(len(vector))
+    return torch.randn(len(vector), generator=generator, dtype=torch.float64).to(vector)
+
+
+def scale_rows(gradient: Tensor, weights: Tensor, layout: Layout) -> Tensor:
+    """Return the gradient with each row times the weight of its example."""
+    # in the gradient's precision
+    of_rows = torch.empty(len(gradient), dtype=gradient.dtype, device=gradient.device)
+    group_rows(of_rows, len(weights), layout).copy_(weights[:, None])
+    return gradient * of_rows.view(-1, *[1] * (gradient.ndim - 1))
+
+
+def compare(found: Tensor, truth: Tensor, mass: Tensor) -> Comparison:
+    """Return how far `found` is from `truth`."""
+    return Comparison((found - truth).abs().max(), truth.abs().max(), mass.max())
+
+
+def is_close(found: Comparison, precision: torch.dtype) -> bool:
+    """Whether the difference is rounding in a network whose lowest precision this is."""
+    tolerance = AUDIT_TOLERANCE
+    places = AUDIT_ROUNDING
+    if precision.itemsize <= 2:
+        tolerance = HALF_TOLERANCE
+        places = HALF_ROUNDING
+    rounding = places * torch.finfo(precision).eps * found.mass
+    return bool(found.error <= tolerance * found.size + rounding)
 
 
 def add_scores(scores: Scores) -> Tensor:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -59,6 +60,8 @@ class Capture:
                 self._units_of.setdefault(module, []).append(unit)
         self._finished: set[Unit] = set()
         self._consume: Consume | None = None
+        # False: calls are those of a forward pass that was seen before
+        self._recording = True
         modules = self._units_of.keys() | local
         self._handles = [module.register_forward_hook(self._see) for module in modules]
 
@@ -85,12 +88,26 @@ class Capture:
         # later passes over the same graph are not for the rules
         self._consume = None
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Do not record calls, as of checkpointed layers that another backward pass runs again."""
+        self._recording = False
+        try:
+            yield
+        finally:
+            self._recording = True
+
     def count_views(self, examples: int) -> dict[nn.Module, set[float]]:
         """Return the rows per example in the outputs of each module that was called."""
         views = {}
         for module, calls in self.calls.items():
             views[module] = {rows / examples for call in calls for rows in call.rows}
         return views
+
+    def outputs_of(self, module: nn.Module) -> list[Tensor]:
+        """Return all outputs of a module in `local`."""
+        calls = self.calls.get(module, [])
+        return [output for call in calls for output in call.outputs if output is not None]
 
     def collect(self, module: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
         """Return all outputs of a module that reached the score, and their gradients."""
@@ -105,7 +122,8 @@ class Capture:
 
     def _see(self, module: nn.Module, inputs: tuple, output: object) -> object:
         # a checkpointed layer is run again during the backward pass: that call was seen before
-        if not torch.is_grad_enabled() or self._consume is not None:
+        again = self._consume is not None or not self._recording
+        if again or not torch.is_grad_enabled():
             return None
         ruled = module in self._units_of
         replacement = None

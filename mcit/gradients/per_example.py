@@ -8,8 +8,11 @@ Each parameter is served by the fastest path that is exact on the user's own mod
    per example;
 3. network: a backward per example through everything.
 
-An audit on the first batch (audit.py) decides. A layer that is used outside its module, a weight
-tied to another, rows in an unusual order: all of them fail it, and the next path is tried.
+An audit on a few examples of the first batch (audit.py) decides. A layer that is used outside its
+module, a weight tied to another, rows in an unusual order: all of them fail it, and the next path
+is tried. On the whole batch it is repeated if something there is different: layers have another
+number of rows per example, rows of an example lie elsewhere, or parameters that no score of the few
+examples reached have gradients.
 """
 
 from __future__ import annotations
@@ -22,11 +25,20 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from mcit.gradients.audit import Audit, Scores, add_scores, collect_scores
+from mcit.gradients.audit import (
+    Audit,
+    Comparison,
+    Scores,
+    add_scores,
+    collect_scores,
+    compare,
+    draw_weights,
+    is_close,
+    scale_rows,
+)
 from mcit.gradients.capture import Calls, Capture, Unit
 from mcit.gradients.contributions import (
     Layout,
-    Weighed,
     can_tie,
     check_rows,
     contribute,
@@ -34,6 +46,7 @@ from mcit.gradients.contributions import (
     magnitude,
     rule_for,
 )
+from mcit.gradients.preserve_state import preserve_random_states
 
 
 @dataclass(frozen=True)
@@ -72,17 +85,31 @@ class PerExampleGradients:
         self.audited: dict[nn.Module, set[float]] = {}
         # whether the audit had one example only, which says nothing about the order of rows
         self.single = False
+        self.precision = torch.float64
+        # of a plan by a few examples, until a whole batch confirms it: parameters that no score
+        # reached, and a module for each way in which an example has several rows
+        self.unreached: list[str] = []
+        self.witnesses: dict[nn.Module, Layout] = {}
 
-    def add(self, scores: Scores) -> int:
-        """Add one batch and return the number of its examples; `scores` may be called again."""
+    def add(self, scores: Scores, few: Scores | None = None) -> int:
+        """Add one batch and return the number of its examples; `scores` may be called again.
+
+        few: Scores of a few examples, which an audit needs less time and memory for.
+        """
         if not self.paths:
-            self._plan(scores)
+            self._plan(few or scores)
+            if few is None:
+                self._confirm()
         ruled = [self.parameters[name] for names in self.units.values() for name in names]
-        with _without_grad(ruled), Capture(self.units, set(self.modules)) as capture:
+        kept = self.modules.keys() | self.witnesses.keys()
+        with _without_grad(ruled), Capture(self.units, kept) as capture:
             vectors = collect_scores(scores)
             examples = len(vectors[0])
             audited = self._is_audited(capture, examples)
+            if audited and (self.unreached or self.witnesses):
+                audited = self._holds_for(vectors, capture)
             if audited:
+                self._confirm()
                 self._add_vectors(vectors, capture)
             seen = set(capture.calls)
         if not audited:
@@ -183,21 +210,60 @@ class PerExampleGradients:
                 return False
         return True
 
+    def _holds_for(self, vectors: list[Tensor], capture: Capture) -> bool:
+        """Whether what a few examples have shown is so in the whole batch."""
+        total = torch.stack(vectors).sum(dim=0)
+        if not total.requires_grad:
+            return True
+        if self.unreached and self._find_reached(self.unreached, total.sum(), retain_graph=True):
+            return False
+        with capture.paused():
+            for module, layout in self.witnesses.items():
+                outputs = capture.outputs_of(module)
+                if not self._owns_rows(total, outputs, layout):
+                    return False
+        return True
+
+    def _owns_rows(self, total: Tensor, outputs: list[Tensor], layout: Layout) -> bool:
+        """Whether the gradient of each row at the outputs is that of its example's score."""
+        weights = draw_weights(total)
+        both = [total.sum(), (weights * total).sum()]
+        plain, weighted = (
+            torch.autograd.grad(score, outputs, retain_graph=True, allow_unused=True)
+            for score in both
+        )
+        for gradient, truth in zip(plain, weighted, strict=True):
+            if gradient is None:
+                continue
+            found = scale_rows(gradient, weights, layout)
+            if not is_close(compare(found, truth, found.abs()), self.precision):
+                return False
+        return True
+
+    def _confirm(self) -> None:
+        """Note that the plan holds for a whole batch."""
+        self.unreached = []
+        self.witnesses = {}
+
     # --- choosing paths
 
     def _plan(self, scores: Scores) -> None:
         """Choose a path for every parameter."""
+        with preserve_random_states():
+            self._choose_paths(scores)
+
+    def _choose_paths(self, scores: Scores) -> None:
         units = self._find_units()
-        candidates: dict[str, dict[Layout, Weighed]] = {}
+        candidates: dict[str, dict[Layout, Comparison]] = {}
         with Capture(units, set()) as capture:
             audit = Audit(self.model, self.parameters, scores)
             views = capture.count_views(audit.examples)
 
             def weigh(unit: Unit, calls: Calls) -> None:
-                candidates.update(audit.weigh(unit, calls, units[unit]))
+                candidates.update(audit.compare(unit, calls, units[unit]))
 
             capture.backward(audit.total, weigh, retain_graph=False)
-        fitting = {name: audit.find_fitting(name, sums) for name, sums in candidates.items()}
+        fitting = {name: audit.find_fitting(found) for name, found in candidates.items()}
         layouts = _choose_layouts(fitting)
         paths = {}
         for unit, names in units.items():
@@ -206,18 +272,20 @@ class PerExampleGradients:
                     paths[name] = _Path(unit=unit, layout=layouts[name])
         # a parameter that the score does not reach shows nothing: should a later batch reach it,
         # the network serves it
-        for name, truth in audit.truth.items():
-            if truth is None:
-                paths.setdefault(name, _Path())
+        self.unreached = [name for name, truth in audit.truth.items() if truth is None]
+        for name in self.unreached:
+            paths.setdefault(name, _Path())
         rest = [name for name in self.parameters if name not in paths]
         if rest:
             module_paths, module_views = self._plan_modules(rest, scores)
             paths.update(module_paths)
             views = {**module_views, **views}
         self.single = audit.examples == 1
+        self.precision = audit.precision
         self._take_paths(paths)
         served = {module for unit in self.units for module in unit}
         self.audited = {m: views.get(m, set()) for m in (*served, *self.modules)}
+        self.witnesses = self._choose_witnesses(views)
 
     def _take_paths(self, paths: dict[str, _Path]) -> None:
         """Group the parameters by what serves them."""
@@ -232,6 +300,23 @@ class PerExampleGradients:
                 self.modules.setdefault(path.module, []).append(name)
             else:
                 self.rest.append(name)
+
+    def _choose_witnesses(self, views: Mapping[nn.Module, set[float]]) -> dict[nn.Module, Layout]:
+        """Return one served module, and its layout, for each way to have several rows per example.
+
+        It is the last that is called, from which the way back from the score is shortest.
+        """
+        layouts: dict[nn.Module, Layout] = {}
+        for path in self.paths.values():
+            if path.module is not None:
+                layouts[path.module] = path.layout
+            for module in path.unit or ():
+                layouts[module] = path.layout
+        chosen: dict[tuple, nn.Module] = {}
+        for module, counts in views.items():
+            if module in layouts and counts != {1.0}:
+                chosen[tuple(sorted(counts)), layouts[module]] = module
+        return {module: layouts[module] for module in chosen.values()}
 
     def _find_units(self) -> dict[Unit, list[str]]:
         """Return layers that have rules, alone or with a shared weight, and their parameters."""
@@ -256,8 +341,8 @@ class PerExampleGradients:
                 paths[name] = _Path()
                 for module in chain:
                     outputs, gradients = capture.collect(module)
-                    sums = audit.weigh_module(name, self.parameters[name], outputs, gradients)
-                    fitting = audit.find_fitting(name, sums)
+                    found = audit.compare_module(name, self.parameters[name], outputs, gradients)
+                    fitting = audit.find_fitting(found)
                     if len(fitting) == 1:
                         paths[name] = _Path(module=module, layout=fitting[0])
                         break

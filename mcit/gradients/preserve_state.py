@@ -29,10 +29,7 @@ def preserve_state(
     # autograd need not see the others; FSDP would not notice a change of requires_grad
     others = [p for p in gradients if p.requires_grad and p not in measured and not is_sharded(p)]
     buffers = [] if keep_buffers else _copy_buffers(model)
-    python_state = random.getstate()
-    numpy_state = np.random.get_state()
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
-    with torch.random.fork_rng(devices), torch.enable_grad():
+    with preserve_random_states(), torch.enable_grad():
         for parameter in gradients:
             parameter.grad = None
         for parameter in others:
@@ -51,6 +48,18 @@ def preserve_state(
                 registered[name] = buffer
                 if buffer is not None:
                     buffer.copy_(copy)
+
+
+@contextmanager
+def preserve_random_states() -> Iterator[None]:
+    """Restore the states of all global generators at the end."""
+    python_state = random.getstate()
+    numpy_state = np.random.get_state()
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
+    with torch.random.fork_rng(devices):
+        try:
+            yield
+        finally:
             random.setstate(python_state)
             np.random.set_state(numpy_state)
 

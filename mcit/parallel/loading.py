@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -42,6 +43,8 @@ class BatchPart:
     rows: Rows | None = None
     # examples before the global batch
     first: int = 0
+    # reads so many of its first examples, if they can be read again
+    read_first: Callable[[int], Any] | None = None
 
     @property
     def counted(self) -> bool:
@@ -98,9 +101,15 @@ class SplitLoader:
             **self.options,
         )
         first = 0
-        for part, batch in zip(rows, loader, strict=True):
-            yield BatchPart(batch, part, first)
+        for part, batch, indices in zip(rows, loader, self.batches, strict=True):
+            mine = [indices[place] for place in part.places]
+            yield BatchPart(batch, part, first, partial(self._read_first, mine))
             first += part.total
+
+    def _read_first(self, indices: Sequence[int], count: int) -> Any:
+        """Return the first of these examples as a batch of their own."""
+        chosen = indices[:count]
+        return self.collate(load_examples(self.dataset, chosen))
 
     def in_order(self, samples: int | float | None = None, seed: int = 0) -> SplitLoader:
         """Return the same data in file order and batches of the same size.
