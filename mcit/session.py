@@ -76,7 +76,7 @@ def begin_task(stage: Stage, method: Method) -> Sequence[str]:
     """Add the task's head, let only that one train, and return the method's warnings."""
     head = stage.task.head
     # a method that learns everything at once has grown all heads at the first task
-    if stage.learner.outputs(head) < head.outputs:
+    if stage.learner.lacks(head):
         stage.learner.grow(head)
     stage.learner.activate(head)
     return method.begin_task(stage)
@@ -112,6 +112,8 @@ class Session:
         self.trainer.seed_stage(0)
         self.learner = plan.build_learner().to(self.accelerator.device)
         self.store = LearnerStore(self.learner)
+        for task in plan.tasks:
+            task.fit_to(self.learner.processor)
 
     def stage(self, index: int) -> Stage:
         """Return the stage of a task."""
@@ -260,6 +262,8 @@ class RunSession(Session):
                 stack.enter_context(lock_folder(self.output))
                 # clear an earlier run only now that this one is known to be buildable
                 prepare_folder(self.output, self.plan, self.resume, self.overwrite, self.say)
+            for line in self.learner.encoder.describe_adapters():
+                self.say(line)
             for task in self.plan.tasks:
                 for line in task.data_notes(self.learner.processor):
                     self.say(line)

@@ -54,7 +54,8 @@ class Output(NamedTuple):
 
     # [batch, width]; several views of an example one after the other
     features: Tensor
-    # [batch, outputs] of the head, or of the classes seen so far
+    # [batch, outputs] of the head, or of the classes seen so far; of a text head [batch, answer,
+    # vocabulary], at the places of the answers' tokens
     logits: Tensor
 
 
@@ -98,16 +99,19 @@ class Head:
     """The layer that answers a task; tasks that name the same head share it.
 
     The backbone computes features [batch, views, width]: one view per image or per choice of text.
-    A shared head widens when `outputs` grows.
+    A shared head widens when `outputs` grows. A head of kind `text` is the vocabulary of a
+    generative model: it has no outputs of its own, and all tasks in words share it.
     """
 
     name: str
     # logits per example
     outputs: int
-    kind: Literal["class", "multi_label", "choice"] = "class"
+    kind: Literal["class", "multi_label", "choice", "text"] = "class"
     layout: Literal["mlp", "linear"] = "mlp"
     # 2 for an image pair, 4 for four choices
     views: int = 1
+    # the most tokens that a text may have
+    new_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -178,9 +182,11 @@ class Task(ABC):
     embedded: ClassVar[bool] = False
     # whether making a batch draws random numbers, as augmentation does
     draws: ClassVar[bool] = True
+    # whether `mcit doctor` looks at the data without being asked; not if they are another task's
+    on_its_own: ClassVar[bool] = True
     # default number of examples that are scored at a time
     eval_batch_size: ClassVar[int] = 128
-    # the name of the data set that a class-incremental task is a part of
+    # the name in an order that stands for several tasks, such as parts of one data set
     dataset: ClassVar[str | None] = None
 
     @classmethod
@@ -244,6 +250,12 @@ class Task(ABC):
         whole = self.fingerprint()
         return [] if whole is None else [DataPart("data", whole)]
 
+    def fit_to(self, processor: Any) -> None:  # noqa: B027
+        """Look at the examples with the network's processor, before they are counted or used.
+
+        Raise a DataError for examples that the network cannot read, or leave them out.
+        """
+
     def data_notes(self, processor: Any) -> list[str]:
         """Return lines to read before the data are used: records left out, a cache."""
         return []
@@ -271,7 +283,8 @@ class Task(ABC):
     def target(self, batch: Batch) -> Tensor:
         """Return class ids [batch] over all classes seen, or soft labels [batch, outputs].
 
-        Importance is measured against them.
+        For text they are token ids [batch, answer], -100 where there is none. Importance is
+        measured against them.
         """
 
     @abstractmethod
@@ -285,6 +298,11 @@ class Task(ABC):
     @abstractmethod
     def metric(self) -> Any:
         """Return an `evaluate.Metric` that needs no hub; its result has `score`, in percent."""
+
+    @property
+    def further_scores(self) -> Sequence[str]:
+        """Return further results of the metric, in percent, that get matrices of their own."""
+        return ()
 
     def read_inputs(self, images: Sequence[Any], texts: Sequence[Any], processor: Any) -> Batch:
         """Return a batch without labels, of images and texts that are not in the data."""

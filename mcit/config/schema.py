@@ -36,6 +36,9 @@ class LoraConfig:
     targets: tuple[str, ...] = option(
         (), help="names of the linear layers that get adapters; none: what the backbone suggests"
     )
+    projector: bool = option(
+        False, help="adapters on the projector of a generative model too, not only its language"
+    )
 
     def __post_init__(self) -> None:
         _check_ranges(self, rank=(0, None), dropout=(0, 1))
@@ -55,6 +58,18 @@ class ModelConfig:
     )
     width: int | None = option(
         None, help="base channels of resnet18; none: what suits the data set, 64 for photographs"
+    )
+    dtype: Literal["float32", "bfloat16", "float16"] = option(
+        "float32", help="precision of a generative model's frozen weights; adapters have float32"
+    )
+    trained: tuple[Literal["vision", "projector", "language"], ...] = option(
+        (),
+        help="parts of a generative model whose own weights train; none: language model and "
+        "projector without adapters, nothing else with them",
+    )
+    images: Mapping[str, Any] = option(
+        factory=dict,
+        help="changes of a generative model's image processor, such as {do_pad: true}",
     )
     channels_last: bool = option(
         True, help="memory layout of resnet18; faster on CPUs", kind=Kind.ROUNDING

@@ -108,6 +108,13 @@ class AnnotatedTask(Task):
     def example(self, row: Row, shown: Sequence[Shown]) -> Row:
         """Return the example of a row and of its pictures."""
 
+    def image_folder(self, split: str) -> ImageFolder:
+        """Return the image folder of an official split, listed."""
+        place = self.image_place(split)
+        return ImageFolder.listed(
+            self.path(*place), self.image_key, self.source, prefix="/".join(place)
+        )
+
     def records(self, split: str, bad: BadRecords) -> Iterator[Record]:
         """Yield the records of an official split; wrong ones are added to `bad`."""
         return read_records(self.files(split)[-1], on_bad=bad.add)
@@ -259,11 +266,8 @@ class AnnotatedSplit:
 
     @cached_property
     def images(self) -> ImageFolder:
-        """Return the image folder, listed."""
-        place = self.task.image_place(self.name)
-        return ImageFolder.listed(
-            self.task.path(*place), self.task.image_key, self.task.source, prefix="/".join(place)
-        )
+        """Return the image folder."""
+        return self.task.image_folder(self.name)
 
     @cached_property
     def table(self) -> datasets.Dataset:
@@ -345,10 +349,13 @@ class AnnotatedSplit:
 
     def list_keys(self) -> dict[str, list[Any]]:
         """Return the keys of images that rows name, each once, by column."""
-        return {
-            column: arrow_compute.unique(self.table.data.column(column)).to_pylist()
-            for column in self.task.image_columns
-        }
+        keys = {}
+        for column in self.task.image_columns:
+            values = self.table.data.column(column)
+            if isinstance(self.task.columns[column], list):
+                values = arrow_compute.list_flatten(values)
+            keys[column] = arrow_compute.unique(values).to_pylist()
+        return keys
 
     def find_absent(self) -> dict[str, list[Any]]:
         """Return the keys of images that rows name and that are not there, by column."""
@@ -361,7 +368,21 @@ class AnnotatedSplit:
         places = np.unique(np.linspace(0, len(table) - 1, count).astype(int))
         index = self.images.index
         rows = [table[place] for place in places.tolist()]
-        return [row for row in rows if all(row[name] in index for name in self.task.image_columns)]
+        return [row for row in rows if all(key in index for key in self._keys_of(row))]
+
+    def _keys_of(self, row: Row) -> list[Any]:
+        """Return the keys of all images of a row."""
+        keys: list[Any] = []
+        for column in self.task.image_columns:
+            value = row[column]
+            keys += value if isinstance(value, list) else [value]
+        return keys
+
+    def leave_out(self, rows: Mapping[int, BadRecord]) -> None:
+        """Leave these rows out, besides those whose pictures cannot be opened."""
+        self._bad_rows = dict(sorted({**self._bad_rows, **rows}.items()))
+        for name in ("usable_rows", "skipped"):
+            vars(self).pop(name, None)
 
     def find_problems(self) -> list[str]:
         """Return what is wrong with images: those that are missing, and a few that are opened."""
@@ -446,13 +467,21 @@ class AnnotatedSplit:
         for column, keys in self.find_absent().items():
             if not keys:
                 continue
-            first = arrow_compute.index(self.table.data.column(column), keys[0]).as_py()
+            first = self._find_first(column, keys[0])
             more = f", and {len(keys) - 1} more that records name" if len(keys) > 1 else ""
             problems.append(
                 f"{self.annotations}, record {self.table[first]['record']}: {self.images.path} "
                 f"lacks {column} {keys[0]!r}{more}; {self.task.source}"
             )
         return problems
+
+    def _find_first(self, column: str, key: Any) -> int:
+        """Return the first row that names an image."""
+        values = self.table.data.column(column)
+        if not isinstance(self.task.columns[column], list):
+            return arrow_compute.index(values, key).as_py()
+        place = arrow_compute.index(arrow_compute.list_flatten(values), key).as_py()
+        return arrow_compute.list_parent_indices(values)[place].as_py()
 
 
 class AnnotatedExamples(Dataset):

@@ -19,7 +19,7 @@ from mcit.doctor.class_incremental import examine_classes
 from mcit.doctor.findings import Finding, Problem
 from mcit.errors import ConfigError, DataError
 from mcit.registry import TASK, UnknownName, find_task, list_names
-from mcit.task import Task
+from mcit.task import Task, Track
 
 # bytes of annotations that are parsed in several processes
 _WORTHWHILE = 20_000_000
@@ -53,7 +53,10 @@ def make_tasks(
             given = {"root": str(root), **changes.get(kind, {})}
             if split:
                 # raises if the data set cannot be split like that
-                kind.sequence(split, given, seed=1)
+                parts = kind.sequence(split, given, seed=1)
+                if kind.track is not Track.CLASSES:
+                    tasks += parts
+                    continue
             tasks.append(parse(kind, given, where=f"tasks.{name}"))
         except UnknownName as error:
             problems.append(str(error))
@@ -73,8 +76,10 @@ def _list_tasks() -> list[str]:
     return [name for name in ordered if _needs_data(find_task(name))]
 
 
-def _needs_data(kind: type) -> bool:
-    return not issubclass(kind, ClassIncrementalTask) or kind.page != ""
+def _needs_data(kind: type[Task]) -> bool:
+    if issubclass(kind, ClassIncrementalTask):
+        return kind.page != ""
+    return kind.on_its_own
 
 
 def _parse_together(tasks: Sequence[Task]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mcit.config.schema import ModelConfig
 from mcit.models.learner import Learner
-from mcit.task import Task
+from mcit.task import Task, Track
 
 IMAGES = frozenset({"images"})
 # the small models that ship with mcit, in Hugging Face format
@@ -22,6 +22,11 @@ def build(config: ModelConfig, tasks: Sequence[Task]) -> Learner:
     """
     if config.from_scratch:
         learner = _build_resnet(config, tasks[0])
+    elif tasks[0].track is Track.TEXT:
+        from mcit.models.generative import load_generative
+
+        name = str(EMBEDDED / "llava") if config.name == "embedded" else config.name
+        learner = load_generative(name, config)
     elif tasks[0].reads == IMAGES:
         # imported late, so that a run on a ResNet does not wait for transformers
         from mcit.models.image import load_image_model
@@ -42,11 +47,13 @@ def find_model_problems(config: ModelConfig, tasks: Sequence[Task]) -> list[str]
     problems = []
     # parts of one data set are one name
     reading = dict.fromkeys(task.dataset or task.name for task in tasks if task.reads != IMAGES)
+    answering = [task.name for task in tasks if task.track is Track.TEXT]
     looking = dict.fromkeys(task.dataset or task.name for task in tasks if task.reads == IMAGES)
     if config.from_scratch and reading:
         listed = ", ".join(reading)
+        use = "a generative model" if answering else "a ViLT"
         problems.append(
-            f"model.name is {config.name!r}, which reads no text; use a ViLT for {listed}"
+            f"model.name is {config.name!r}, which reads no text; use {use} for {listed}"
         )
     if config.name == "embedded" and looking:
         listed = ", ".join(looking)
@@ -60,6 +67,17 @@ def find_model_problems(config: ModelConfig, tasks: Sequence[Task]) -> list[str]
         problems.append("model.lora.rank needs pretrained weights, and 'resnet18' starts at random")
     if config.from_scratch and config.gradient_checkpointing:
         problems.append("model.gradient_checkpointing is an option of transformers' models")
+    if not answering:
+        for name in ("dtype", "trained", "images"):
+            if getattr(config, name) != getattr(ModelConfig(), name):
+                problems.append(f"model.{name} is an option of generative models")
+        if config.lora.projector:
+            problems.append("model.lora.projector is an option of generative models")
+    elif config.dtype != "float32" and (config.lora.rank == 0 or config.trained):
+        problems.append(
+            f"model.dtype is {config.dtype!r}, and weights that train need float32: set "
+            "model.lora.rank, and leave model.trained out"
+        )
     return problems
 
 

@@ -6,9 +6,11 @@ a network is a member here; nobody looks into it.
 
 from __future__ import annotations
 
+import re
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -76,13 +78,11 @@ class Backbone(nn.Module, ABC):
         import peft
 
         network = self.network()
-        targets = list(lora.targets or self.lora_targets)
-        self._check_targets(targets)
         config = peft.LoraConfig(
             r=lora.rank,
             lora_alpha=lora.alpha,
             lora_dropout=lora.dropout,
-            target_modules=targets,
+            target_modules=self.find_targets(lora),
         )
         with warnings.catch_warnings():
             # several adapters next to each other, which peft warns of, may be what is wanted
@@ -98,23 +98,53 @@ class Backbone(nn.Module, ABC):
             if isinstance(module, BaseTunerLayer):
                 module.set_adapter(name)
 
-    def _check_targets(self, targets: Sequence[str]) -> None:
+    def find_targets(self, lora: LoraConfig) -> list[str]:
+        """Return the names of the layers that get adapters; raise if one is not there."""
+        targets = list(lora.targets or self.lora_targets)
         known = set()
         for path, module in self.network().named_modules():
             if isinstance(module, (nn.Linear, nn.Conv2d)):
                 # a layer that has an adapter already is inside a wrapper of its name
                 known.add(path.removesuffix(".base_layer").rpartition(".")[2])
+        self.refuse_targets([target for target in targets if target not in known], known)
+        return targets
+
+    def refuse_targets(self, unknown: Sequence[str], known: Iterable[str]) -> None:
+        """Raise if layers are named that the network does not have."""
+        listed = ", ".join(sorted(set(known)))
         problems = []
-        for target in targets:
-            if target not in known:
-                listed = ", ".join(sorted(known))
-                near = suggest(target, known)
-                problems.append(
-                    f"model.lora.targets: the network has no layer {target!r}{near} "
-                    f"(layers: {listed})"
-                )
+        for target in unknown:
+            near = suggest(target, set(known))
+            problems.append(
+                f"model.lora.targets: the network has no layer {target!r}{near} (layers: {listed})"
+            )
         if problems:
             raise ConfigError(problems)
+
+    def describe_adapters(self) -> list[str]:
+        """Return a line on every adapter: where it is, and how many weights it has."""
+        from peft.tuners.lora import LoraLayer
+
+        places: dict[str, dict[str, int]] = {}
+        weights: Counter[str] = Counter()
+        for path, module in self.network().named_modules():
+            if not isinstance(module, LoraLayer):
+                continue
+            for name in module.lora_A:
+                # layers of the same place in every block are one entry
+                kind = re.sub(r"\.\d+\.", ".*.", path)
+                found = places.setdefault(name, {})
+                found[kind] = found.get(kind, 0) + 1
+                for part in (module.lora_A[name], module.lora_B[name]):
+                    weights[name] += sum(p.numel() for p in part.parameters())
+        lines = []
+        for name, found in places.items():
+            listed = ", ".join(found)
+            count = sum(found.values())
+            lines.append(
+                f"LoRA adapter {name!r} ({weights[name]:,} weights) on {count} layers: {listed}"
+            )
+        return lines
 
 
 def describe_parameters(module: nn.Module) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any, cast
 
-from torch import nn
+from torch import Tensor, nn
 
 from mcit.config.parse import parse, to_dict
 from mcit.config.schema import LoraConfig
@@ -40,6 +40,14 @@ class Learner(nn.Module):
     def predict(self, batch: Batch, head: Head) -> Any:
         """Return what is scored: logits [batch, outputs] in single precision."""
         return self(batch, head).logits.float()
+
+    def read_logits(self, logits: Tensor, batch: Batch) -> Any:
+        """Return what logits of a batch that is learned from stand for, as `predict` returns it."""
+        return logits
+
+    def lacks(self, head: Head) -> bool:
+        """Whether the head must be grown before it can answer: it is not there, or too small."""
+        return self.outputs(head) < head.outputs
 
     def grow(self, head: Head) -> None:
         """Add the head, or widen it if it exists; what it has learned stays bit for bit."""

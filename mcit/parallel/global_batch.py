@@ -75,6 +75,24 @@ def draw_rows(draw: Callable[[int], Tensor], count: int) -> Tensor:
     return draw(rows.total)[list(rows.places)]
 
 
+def mean_over_rows(total: Tensor, count: Tensor) -> Tensor:
+    """Return total / count over all processes, as a share of the mean over their examples.
+
+    total: of something that examples have several of, such as tokens; count: how many, both of this
+    process. A trainer weighs the loss of a process by its number of examples; weighed so, the
+    results of all processes add up to the mean over all tokens of the batch.
+    """
+    rows = _current
+    world = process_rank()[1]
+    if rows is None or world == 1:
+        return total / count
+    everywhere = count.to(total.dtype, copy=True)
+    if not rows.counted:
+        everywhere.zero_()
+    dist.all_reduce(everywhere)
+    return total / everywhere * (rows.total / len(rows.places))
+
+
 class Dropout(nn.Dropout):
     """`nn.Dropout` of [examples, ...] whose draws do not depend on the number of processes."""
 

@@ -33,6 +33,8 @@ from mcit.registry import (
 from mcit.task import Task, Track, combine_parts
 
 DEFAULT_VILT = "dandelin/vilt-b32-mlm"
+# the smallest that answers in words and was made for instructions
+DEFAULT_GENERATIVE = "HuggingFaceTB/SmolVLM-256M-Instruct"
 
 
 @dataclass(frozen=True)
@@ -379,6 +381,9 @@ def _choose_model(config: RunConfig, tasks: Sequence[Task]) -> RunConfig:
     if model.name == "auto":
         if tasks[0].reads == models.IMAGES:
             name = "resnet18"
+        elif tasks[0].track is Track.TEXT:
+            ships = config.data_root is None and any(task.embedded for task in tasks)
+            name = "embedded" if ships else DEFAULT_GENERATIVE
         elif config.data_root is None:
             name = "embedded"
         else:

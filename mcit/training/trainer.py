@@ -286,7 +286,8 @@ class Trainer:
         step.statistics["loss"] = float(sum(losses))
         self._check_finite(work.task, step, step.statistics["loss"], "loss")
         if step.logged:
-            step.statistics["score"] = _score_batch(work.task, logits, batch)
+            predicted = work.stage.learner.read_logits(logits, batch)
+            step.statistics["score"] = _score_batch(work.task, predicted, batch)
         self._finish_step(work)
 
     def _backward(self, work: _Work, micro: MicroBatch) -> tuple[Tensor, Tensor, Batch]:
@@ -443,10 +444,10 @@ def hide_bar(stage: Stage) -> bool | None:
     return None if stage.progress else True
 
 
-def _score_batch(task: Task, logits: Tensor, batch: Batch) -> float:
+def _score_batch(task: Task, predicted: Any, batch: Batch) -> float:
     """Return the score on a batch that was just learned from, for the progress bar."""
     metric = task.metric()
-    inputs = task.metric_inputs(logits, batch)
+    inputs = task.metric_inputs(predicted, batch)
     metric.add_batch(**{key: _to_list(values) for key, values in inputs.items()})
     return metric.compute()["score"]
 
