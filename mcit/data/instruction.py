@@ -112,7 +112,7 @@ class TextTask(Task):
         return text_metric(self.scored_by, **self.metric_options())
 
     def metric_options(self) -> Mapping[str, Any]:
-        """Return options of the text metric: the format that is asked for, the answers to choose."""
+        """Return options of the text metric, such as the answers to choose from."""
         return {}
 
     def name_answers(self, predicted: Any) -> list[Any]:
