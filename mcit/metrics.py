@@ -13,6 +13,10 @@ from typing import Any, Literal
 
 Baseline = Literal["chance", "measured"]
 
+# results of a text metric beside its score: by content alone, and of the asked form
+CONTENT = "normalized"
+FORM = "obedience"
+
 
 @dataclass(frozen=True)
 class ScoreMatrix:
@@ -167,6 +171,43 @@ def knowledge_transfer(
         _share(learned - single[task], single[task], chance) if task in single else None
         for task, learned, chance in rows
     )
+
+
+@dataclass(frozen=True)
+class SplitLoss:
+    """What the earlier tasks lost since they were learned, in points, on average.
+
+    `content` was lost as content; `form` is the rest: answers that are still right but no longer in
+    the form that scores.
+    """
+
+    total: float
+    content: float
+
+    @property
+    def form(self) -> float:
+        return self.total - self.content
+
+
+def split_loss(matrix: ScoreMatrix, content: ScoreMatrix) -> SplitLoss | None:
+    """Return how much of what was lost is content; None before there are earlier tasks."""
+    total = backward_transfer(matrix)
+    of_content = backward_transfer(content)
+    if total is None or of_content is None:
+        return None
+    return SplitLoss(-total, -of_content)
+
+
+def name_as_published(matrix: ScoreMatrix) -> dict[str, float | None]:
+    """Return MFT, MFN and MAA: what papers on instructions call A_new (its mean), A_last, A_avg.
+
+    Their BWT is ours.
+    """
+    return {
+        "MFT": _mean(score_when_learned(matrix)),
+        "MFN": last_average(matrix),
+        "MAA": mean_average(matrix),
+    }
 
 
 def to_dict(matrix: ScoreMatrix, single: Mapping[str, float] | None = None) -> dict[str, Any]:

@@ -287,6 +287,8 @@ class RunSession(Session):
         first = 0
         if self.checkpoint is not None:
             first = self._restore_run(self.checkpoint)
+        elif self.plan.track is Track.TEXT:
+            self._score_untouched()
         for index in range(first, len(self.plan.tasks)):
             stage = self.stage(index)
             if self.checkpoint is None and self._reuse_stage(stage):
@@ -436,6 +438,19 @@ class RunSession(Session):
         )
         self.checkpointer.save(checkpoint)
         return checkpoint
+
+    def _score_untouched(self) -> None:
+        """Score every task before any is learned: what a pretrained model knows already."""
+        stage = self.stage(0)
+        with Stopwatch(self.result.cost, "score_seconds"):
+            scores = [self.trainer.evaluate(stage, task) for task in stage.tasks]
+        self.result.add_zero_shot(scores)
+        listed = "  ".join(
+            f"{task.name} {score.score:.2f}"
+            for task, score in zip(stage.tasks, scores, strict=True)
+        )
+        self.log({"event": "zero-shot", "scores": [score.score for score in scores]})
+        self.say(f"zero-shot: {listed}")
 
     def _publish(self, stage: Stage, reused: bool = False) -> None:
         """Write the latest scores to log and disk, and print them."""

@@ -305,10 +305,10 @@ def test_the_embedded_benchmark_is_named():
 
 
 def test_views_are_columns_of_the_comparison_and_tables_of_a_run():
-    views = {"normalized": [[70.0], [60.0, 50.0]], "format": [[99.0], [98.0, 96.0]]}
+    views = {"normalized": [[70.0], [60.0, 50.0]], "obedience": [[99.0], [98.0, 96.0]]}
     about = {**TWO, "track": "instructions"}
     runs = [make_run("lwf", EWC[0], views=views, **about), make_run("ewc", EWC[0], **about)]
-    comparison, matrix, content, form, *_ = make_tables(group_runs(runs))
+    comparison, _, matrix, content, form, *_ = make_tables(group_runs(runs))
     assert heads(comparison)[-2:] == ["content A_last", "form A_last"]
     assert [row[-2:] for row in texts(comparison)] == [["", ""], ["55.00", "97.00"], ["–", "–"]]
     assert (matrix.title, content.title) == ("lwf, seed 1", "lwf, seed 1: content")

@@ -36,6 +36,7 @@ class TableKind(Enum):
     """What a table is about, in the order in which a report has them."""
 
     COMPARISON = "comparison"
+    FORM = "form and content"
     SPLITS = "splits"
     RANKS = "ranks"
     PAIRS = "pairs"
@@ -71,10 +72,13 @@ class Column:
     form: str = SCORE
     # what the name is of, in tables that have it several times
     context: str = ""
+    # what others call it
+    alias: str = ""
 
     @property
     def head(self) -> str:
-        return f"{self.context} {self.name}".strip()
+        head = f"{self.context} {self.name}".strip()
+        return f"{head} ({self.alias})" if self.alias else head
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,8 @@ class Setting:
     dataset: str = ""
     # how many classes each task brings, in class-incremental settings
     classes: tuple[int, ...] | None = None
+    # whether tasks are answered in words
+    text: bool = False
 
 
 @dataclass(frozen=True)
@@ -222,7 +224,9 @@ def _make_settings(runs: Sequence[Run]) -> dict[Any, Setting]:
         if kinds[tasks] > 1:
             name += ", embedded" if embedded else ", real"
         dataset = order[0].partition(":")[0] if run.classes else name
-        settings[tasks, embedded] = Setting(name, tasks, embedded, dataset, classes=run.classes)
+        settings[tasks, embedded] = Setting(
+            name, tasks, embedded, dataset, classes=run.classes, text=run.text
+        )
     return settings
 
 

@@ -133,5 +133,7 @@ def _format_number(value: float, form: str) -> str:
 
 
 def _symbol(column: Column) -> str:
-    words = (column.context, column.name)
+    words = [column.context, column.name]
+    if column.alias:
+        words.append(f"({column.alias})")
     return " ".join(SYMBOLS.get(word) or escape_latex(word) for word in words if word)

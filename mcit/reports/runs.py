@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from mcit.config.files import read_yaml
 from mcit.config.parse import parse
 from mcit.errors import ConfigError, DataError
-from mcit.metrics import ScoreMatrix
+from mcit.metrics import CONTENT, ScoreMatrix, SplitLoss, name_as_published, split_loss
 from mcit.metrics import to_dict as compute_metrics
 from mcit.reports.experiment import experiment_of
 from mcit.reports.external import read_external, read_json
@@ -29,6 +29,7 @@ EXTERNAL = (".csv", ".tsv", ".txt", ".json")
 ELSEWHERE = "external"
 CHANGED = "was not written by `mcit run`, or was changed since; run it again"
 CLASSES = "efcil"
+TEXT = "instructions"
 
 T = TypeVar("T")
 Matrix = tuple[tuple[float, ...], ...]
@@ -66,7 +67,10 @@ class Scores:
     diagnoses: tuple[str, ...] = ()
     stiffness: tuple[Mapping[str, float], ...] = ()
     cost: Mapping[str, float] = field(default_factory=dict)
+    # of text: the scores by content alone, and the shares of answers in the asked form
     views: Mapping[str, Matrix] = field(default_factory=dict)
+    # of text: score, content and form of every task before any was learned
+    zero_shot: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     # what answered
     classifier: str | None = None
     # the scores by the run's other classifiers
@@ -132,6 +136,22 @@ class Run:
         return self.track == ELSEWHERE
 
     @property
+    def text(self) -> bool:
+        """Whether tasks are answered in words."""
+        return self.track == TEXT
+
+    @property
+    def zero_shot(self) -> tuple[float, ...] | None:
+        """The scores on all tasks before any was learned; None if they are not known."""
+        return self.scores.zero_shot.get("score")
+
+    @property
+    def loss(self) -> SplitLoss | None:
+        """What earlier tasks lost in content and in form; None if that is not known."""
+        content = self.views.get(CONTENT)
+        return None if content is None else split_loss(self.matrix, content)
+
+    @property
     def tasks(self) -> tuple[str, ...]:
         return self.matrix.tasks
 
@@ -168,6 +188,8 @@ class Run:
     def metrics(self) -> dict[str, Any]:
         """All metrics, computed from the matrix by one definition for every run of a report."""
         values = compute_metrics(self.matrix)["metrics"]
+        if self.text:
+            values |= name_as_published(self.matrix)
         transfer = self.scores.metrics.get("knowledge_transfer")
         if transfer is not None and self.classifier is None:
             values["knowledge_transfer"] = transfer
@@ -224,6 +246,12 @@ def check_scores(data: Mapping[str, Any], path: Path) -> Scores:
     rows = len(scores.matrix)
     if len(scores.seen) != rows:
         raise DataError(f"{path}: 'seen' must have {rows} items, found {len(scores.seen)}")
+    for name, values in scores.zero_shot.items():
+        if len(values) != len(scores.tasks):
+            raise DataError(
+                f"{path}: 'zero_shot.{name}' must have {len(scores.tasks)} items, "
+                f"found {len(values)}"
+            )
     return scores
 
 
@@ -235,7 +263,8 @@ def make_run(label: str, scores: Scores, path: Path = Path(SCORES)) -> Run:
     try:
         matrix = ScoreMatrix.from_dict({**shared, "before": scores.before, **own})
         views = {
-            name: ScoreMatrix(scores.tasks, chance, rows) for name, rows in scores.views.items()
+            name: ScoreMatrix(scores.tasks, _find_floor(name, chance), rows)
+            for name, rows in scores.views.items()
         }
         others = [
             Run(label, scores, ScoreMatrix.from_dict({**shared, **entry}), classifier=name)
@@ -244,6 +273,11 @@ def make_run(label: str, scores: Scores, path: Path = Path(SCORES)) -> Run:
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise DataError(f"{path} is not a matrix of scores: {error}") from None
     return Run(label, scores, matrix, views=views, others=tuple(others))
+
+
+def _find_floor(view: str, chance: tuple[float, ...]) -> tuple[float, ...]:
+    """Return what guessing scores: by content as much as else, while no form comes by chance."""
+    return chance if view == CONTENT else (0.0,) * len(chance)
 
 
 def _check(

@@ -14,7 +14,13 @@ from typing import Any
 
 from mcit.reports.formats import Cell, format_bytes, format_cell, format_seconds
 from mcit.reports.groups import Group, Groups, Setting, average, split_settings
-from mcit.reports.tables import SECONDS, read_last, summarize
+from mcit.reports.tables import (
+    SECONDS,
+    read_form_learned,
+    read_form_left,
+    read_last,
+    summarize,
+)
 
 FREE = "finetune"
 # groups that are all named if they are too close to call
@@ -46,6 +52,23 @@ REMARKS = (
         ),
         ("learned", "{best.label} learned the tasks after the first to {best.new:.1f} %."),
     ),
+    (
+        (
+            "lost_form",
+            "{lossy.label} lost {lossy.points:.1f} points on earlier tasks: {lossy.content:.1f} of "
+            "content, and {lossy.form:.1f} because right answers had the wrong form; answers in "
+            "the asked form fell from {lossy.form_learned:.1f} % to {lossy.form_left:.1f} %.",
+        ),
+    ),
+    (
+        (
+            "kept_form",
+            "{best.label} lost {best.points:.1f} points, {best.content:.1f} of content and "
+            "{best.form:.1f} of form ({best.form_learned:.1f} % to {best.form_left:.1f} % in the "
+            "asked form).",
+        ),
+    ),
+    (("zero_shot", "The pretrained model scored {zero_shot:.1f} % before it learned any task."),),
     (("second", "Next is {second.label} with {second.score} %."),),
     (("free", "{free.label}, which protects nothing, reached {free.score} %{free.forgot}."),),
     (("bounds", "Upper bound: {bounds}."),),
@@ -75,6 +98,13 @@ class GroupSummary:
     new: float | None
     seconds: float | None
     bytes_held: float | None
+    # of earlier tasks since they were learned: points lost in all, of content and of form alone
+    points: float | None = None
+    content: float | None = None
+    form: float | None = None
+    # the share of answers in the asked form, when learned and at the end
+    form_learned: float | None = None
+    form_left: float | None = None
 
     @property
     def label(self) -> str:
@@ -135,6 +165,7 @@ def collect_facts(setting: Setting, groups: Groups) -> dict[str, Any]:
     rest = [each for each in complete if each not in ranked]
     free = next((each for each in others if each.group.method == FREE), None)
     seeds = sorted({len(each.group.runs) for each in ranked})
+    lossy = free or best
     return {
         "always": True,
         "best": best,
@@ -151,6 +182,10 @@ def collect_facts(setting: Setting, groups: Groups) -> dict[str, Any]:
         "learned": best.new is not None,
         "learned_less": best.new is not None and free,
         "free": free,
+        "lossy": lossy,
+        "lost_form": lossy.form_left is not None and lossy.points is not None,
+        "kept_form": lossy is not best and best.form_left is not None and best.points is not None,
+        **_find_zero_shot(ranked),
         "second": others[0] if others and others[0] is not free else None,
         "bounds": _list_scores([each for each in rest if not each.group.ranked]),
         "elsewhere": _list_scores([each for each in rest if each.group.ranked]),
@@ -163,6 +198,8 @@ def collect_facts(setting: Setting, groups: Groups) -> dict[str, Any]:
 def summarize_group(group: Group) -> GroupSummary:
     """Return how the complete runs of a group ended."""
     runs = group.runs
+    losses = [run.loss for run in runs]
+    known = [loss for loss in losses if loss is not None]
     return GroupSummary(
         group,
         final=summarize([read_last(run) for run in runs]),
@@ -170,7 +207,21 @@ def summarize_group(group: Group) -> GroupSummary:
         new=average([score for run in runs for score in run.metrics["A_new"][1:]]),
         seconds=average([_total_seconds(run.cost) for run in runs]),
         bytes_held=average([run.cost.get("bytes_held") for run in runs]),
+        points=average([loss.total for loss in known]),
+        content=average([loss.content for loss in known]),
+        form=average([loss.form for loss in known]),
+        form_learned=average([read_form_learned(run) for run in runs]),
+        form_left=average([read_form_left(run) for run in runs]),
     )
+
+
+def _find_zero_shot(summaries: Sequence[GroupSummary]) -> dict[str, float]:
+    """Return the average zero-shot score, if all runs began from the same one."""
+    found = {run.zero_shot for each in summaries for run in each.group.runs}
+    if len(found) != 1:
+        return {}
+    score = average(found.pop() or ())
+    return {} if score is None else {"zero_shot": score}
 
 
 def is_close(best: Cell, other: Cell) -> bool:

@@ -85,8 +85,27 @@ BEST = Note(
     latex="Bold: highest mean, without upper bounds.",
 )
 CLOCK = Note("Wall-clock seconds, means over seeds: compare them on one equally busy machine only.")
+PUBLISHED = Note(
+    "MFN, MAA and MFT are what papers on instruction tuning call A_last, A_avg and A_new; BWT is "
+    "how much earlier tasks changed since they were learned, in points.",
+    latex="BWT: change of earlier tasks since they were learned, in points.",
+)
+CONTENT_AND_FORM = Note(
+    "Content: the score without case, articles, punctuation and wording such as `The answer is`. "
+    "Form: the share of answers in the form that was asked for, right or wrong.",
+)
+LOSS = Note(
+    "Points that the earlier tasks lost on average since they were learned, and how they divide: "
+    "content that is gone, and answers whose content is still right but whose form no longer "
+    "scores. Form kept is the share of answers in the asked form on earlier tasks, just after they "
+    "were learned and at the end.",
+    latex="Points lost on earlier tasks since they were learned: content that is gone, and answers "
+    "whose form no longer scores.",
+)
+ZERO_SHOT = "zero-shot"
+UNTOUCHED = Note("Zero-shot is the pretrained model before it has learned any of the tasks.")
 # the names that reports give to the views of scores.json
-VIEWS = {"normalized": "content", "format": "form"}
+VIEWS = {metrics.CONTENT: "content", metrics.FORM: "form"}
 # the head and the form of a column, the checkpoint and the statistic it shows
 STIFFNESS_COLUMNS = (
     ("stiffness, first", SIGNIFICANT, 0, "mean"),
@@ -108,6 +127,8 @@ class Measure:
     task: int | None = None
     # what guessing would score
     chance: float | None = None
+    # what the pretrained model scores
+    untouched: Read | None = None
 
     def make_cell(self, group: Group) -> Cell | None:
         """Return the cell of a group."""
@@ -126,11 +147,10 @@ def make_tables(groups: Groups) -> list[Table]:
     settings = split_settings(groups)
     tables = []
     for setting, members in settings.items():
+        ending = f"-{make_slug(setting.name)}" if len(settings) > 1 else ""
         if len(members) > 1:
-            name = "comparison"
-            if len(settings) > 1:
-                name += f"-{make_slug(setting.name)}"
-            tables.append(compare_groups(members, name))
+            tables.append(compare_groups(members, f"comparison{ending}"))
+        tables += split_losses(members, f"form{ending}")
     split = [setting for setting in settings if setting.classes]
     for dataset in dict.fromkeys(setting.dataset for setting in split):
         splits = {each: settings[each] for each in split if each.dataset == dataset}
@@ -152,14 +172,23 @@ def compare_groups(groups: Groups, name: str) -> Table:
         notes = [TRANSFER, AVERAGE_OF_TASKS, AVERAGES]
         levels: Sequence[float | None] = chance or [None] * len(setting.tasks)
         for number, task in enumerate(setting.tasks):
-            measures.append(Measure(Column(task), task=number, chance=levels[number]))
+            untouched = partial(_read_untouched, number)
+            measure_task = Measure(Column(task), task=number, chance=levels[number])
+            measures.append(replace(measure_task, untouched=untouched))
     measures += _average_measures(setting, chance)
-    measures.append(Measure(Column("A_new"), read_new))
+    measures.append(Measure(Column("A_new", alias="MFT" if setting.text else ""), read_new))
     if setting.classes:
         measures.append(Measure(Column("A_old"), read_old))
-    for view in groups[0].runs[0].views:
+    if setting.text:
+        notes.append(PUBLISHED)
+        measures.append(Measure(Column("BWT"), _read_transfer))
+    views = groups[0].runs[0].views
+    if views:
+        notes.append(CONTENT_AND_FORM)
+    for view in views:
         column = Column("A_last", context=VIEWS.get(view, view))
-        measures.append(Measure(column, partial(_read_view, view)))
+        untouched = partial(_average_untouched, view)
+        measures.append(Measure(column, partial(_read_view, view), untouched=untouched))
     if setting.classes and any(group.runs[0].scores.stiffness for group in groups):
         notes.append(STIFFNESS)
         for head, form, place, key in STIFFNESS_COLUMNS:
@@ -171,7 +200,37 @@ def compare_groups(groups: Groups, name: str) -> Table:
     notes += [_describe_method(group) for group in groups]
     columns = [Column("method"), *(each.column for each in measures)]
     rows = _compare({setting: groups}, {setting: measures})
+    zero_shot = _untouched_rows(groups, measures)
+    if zero_shot:
+        notes.append(UNTOUCHED)
+        first = sum(row.reference for row in rows)
+        rows[first:first] = zero_shot
     return Table(TableKind.COMPARISON, name, title, columns, rows, notes)
+
+
+def split_losses(groups: Groups, name: str) -> list[Table]:
+    """Return what each method lost in content and in form, in one table; none if no run says."""
+    rows = []
+    known = [group for group in groups if group.complete and group.runs[0].loss is not None]
+    for group in known:
+        losses = [run.loss for run in group.runs if run.loss is not None]
+        lost = [
+            summarize([loss.total for loss in losses]),
+            summarize([loss.content for loss in losses]),
+            summarize([loss.form for loss in losses]),
+        ]
+        kept = [measure(read_form_learned, group), measure(read_form_left, group)]
+        cells = [Cell(len(group.runs)), *lost, *kept]
+        rows.append(Row(group.name, cells, group.paper_name, ranked=group.ranked))
+    if not rows:
+        return []
+    columns = [Column("method"), Column("n", COUNT), Column("lost")]
+    columns += [Column("content lost"), Column("form lost")]
+    columns += [Column("learned", context="form"), Column("kept", context="form")]
+    rows = mark_best(mark_best(rows, (1, 2, 3), best=min), (5,))
+    title = f"Forgetting of form and of content on {known[0].setting.name}"
+    notes = [LOSS, *_explain_spread(known)]
+    return [Table(TableKind.FORM, name, title, columns, rows, notes)]
 
 
 def compare_splits(dataset: str, splits: Mapping[Setting, Groups]) -> Table:
@@ -194,9 +253,11 @@ def compare_splits(dataset: str, splits: Mapping[Setting, Groups]) -> Table:
 
 def _explain_numbers(groups: Groups) -> list[Note]:
     """Return what ± and bold numbers mean, as far as the table has them."""
-    if any(len(group.runs) > 1 for group in groups):
-        return [SPREAD, BEST]
-    return [BEST]
+    return [*_explain_spread(groups), BEST]
+
+
+def _explain_spread(groups: Groups) -> list[Note]:
+    return [SPREAD] if any(len(group.runs) > 1 for group in groups) else []
 
 
 def tabulate_group(group: Group, alone: bool = False) -> list[Table]:
@@ -218,18 +279,28 @@ def tabulate_group(group: Group, alone: bool = False) -> list[Table]:
         notes += [TRANSFER_OF_CLASSES, AVERAGE_OF_CLASSES, OLD]
     else:
         notes += [TRANSFER, AVERAGE_OF_TASKS]
+    if first.zero_shot is not None:
+        notes.append(UNTOUCHED)
     columns, rows = tabulate_runs(group.runs)
     title = group.label + which
     paper = group.paper_name + which
     tables = [Table(TableKind.MATRIX, name, title, columns, rows, notes, paper)]
     for view in first.views:
-        runs = [replace(run, matrix=run.views[view]) for run in group.runs if view in run.views]
+        runs = [show_view(run, view) for run in group.runs if view in run.views]
         columns, rows = tabulate_runs(runs)
         shown = VIEWS.get(view, view)
         file = f"{name}-{make_slug(shown)}"
         heading = f"{title}: {shown}"
-        tables.append(Table(TableKind.MATRIX, file, heading, columns, rows))
+        tables.append(Table(TableKind.MATRIX, file, heading, columns, rows, [CONTENT_AND_FORM]))
     return tables
+
+
+def show_view(run: Run, view: str) -> Run:
+    """Return a run whose scores are those by content alone, or the shares of the asked form."""
+    zero_shot = {"score": run.scores.zero_shot[view]} if view in run.scores.zero_shot else {}
+    return replace(
+        run, matrix=run.views[view], scores=replace(run.scores, zero_shot=zero_shot), views={}
+    )
 
 
 def tabulate_runs(runs: Sequence[Run]) -> tuple[list[Column], list[Row]]:
@@ -242,6 +313,9 @@ def tabulate_runs(runs: Sequence[Run]) -> tuple[list[Column], list[Row]]:
     rows = []
     if first.scores.chance is not None:
         rows.append(_reference_row(first.matrix.chance, len(names) - 1))
+    if first.zero_shot is not None:
+        levels = [*first.zero_shot, average(first.zero_shot)]
+        rows.append(_reference_row(levels, len(names) - 1, ZERO_SHOT))
     for number, task in enumerate(first.tasks[: first.learned]):
         cells: list[Cell | None] = [None] * len(first.tasks)
         for seen in range(number + 1):
@@ -289,6 +363,8 @@ def print_table(scores: Scores | Mapping[str, Any], console: Console | None = No
 def describe_run(run: Run) -> list[Note]:
     """Return a run in a few lines: averages, method and estimator, stiffness, cost."""
     lines = [describe_averages(run)]
+    if run.loss is not None:
+        lines.append(describe_loss(run.loss))
     transfer = run.metrics.get("knowledge_transfer")
     if transfer is not None:
         parts = []
@@ -310,6 +386,12 @@ def describe_run(run: Run) -> list[Note]:
 def describe_averages(run: Run) -> str:
     """Return `A_last 81.00, A_avg 78.67, A_new 85.00, BWT -6.00`."""
     named = {"A_last": read_last(run), "A_avg": read_average(run), "A_new": read_new(run)}
+    if run.text:
+        named = {
+            "A_last (MFN)": read_last(run),
+            "A_avg (MAA)": read_average(run),
+            "A_new (MFT)": read_new(run),
+        }
     if run.matrix.class_incremental:
         named["A_old"] = read_old(run)
     named["BWT"] = run.metrics["BWT"]
@@ -318,6 +400,26 @@ def describe_averages(run: Run) -> str:
         if value is not None:
             parts.append(f"{name} {value:.2f}")
     return ", ".join(parts)
+
+
+def describe_loss(loss: metrics.SplitLoss) -> str:
+    """Return `earlier tasks lost 40.00 points: 12.00 of content, 28.00 of form alone`."""
+    return (
+        f"earlier tasks lost {loss.total:.2f} points: {loss.content:.2f} of content, "
+        f"{loss.form:.2f} of form alone"
+    )
+
+
+def read_form_learned(run: Run) -> float | None:
+    """Return the share of answers in the asked form on earlier tasks when they were learned."""
+    form = run.views.get(metrics.FORM)
+    return None if form is None else average(metrics.score_when_learned(form)[:-1])
+
+
+def read_form_left(run: Run) -> float | None:
+    """Return the share of answers in the asked form on earlier tasks at the end."""
+    form = run.views.get(metrics.FORM)
+    return None if form is None else metrics.average_old(form)[-1]
 
 
 def read_last(run: Run) -> float | None:
@@ -428,16 +530,34 @@ def _compare(
 def _average_measures(setting: Setting, chance: Sequence[float] | None) -> list[Measure]:
     """Return A_last and A_avg: guessing is among all classes seen, or on each task by itself."""
     last = mean = None
+    names = ("MFN", "MAA") if setting.text else ("", "")
     if chance is not None:
         seen = list(chance)
         if setting.classes is None:
             seen = [statistics.fmean(chance[:count]) for count in range(1, len(chance) + 1)]
         last = seen[-1]
         mean = statistics.fmean(seen)
+    of_all = partial(_average_untouched, "score")
     return [
-        Measure(Column("A_last"), read_last, chance=last),
-        Measure(Column("A_avg"), read_average, chance=mean),
+        Measure(Column("A_last", alias=names[0]), read_last, chance=last, untouched=of_all),
+        Measure(Column("A_avg", alias=names[1]), read_average, chance=mean),
     ]
+
+
+def _untouched_rows(groups: Groups, measures: Sequence[Measure]) -> list[Row]:
+    """Return the zero-shot scores; a row for each where runs began from different models."""
+    found: dict[tuple[float, ...], Group] = {}
+    for group in groups:
+        for run in group.runs:
+            if run.zero_shot is not None:
+                found.setdefault(run.zero_shot, group)
+    rows = []
+    for group in found.values():
+        run = next(run for run in group.runs if run.zero_shot is not None)
+        levels = [None if each.untouched is None else each.untouched(run) for each in measures]
+        label = ZERO_SHOT if len(found) == 1 else f"{ZERO_SHOT} of {group.name}"
+        rows.append(_reference_row(levels, len(levels), label))
+    return rows
 
 
 def _score_cell(runs: Sequence[Run], number: int, task: int) -> Cell:
@@ -453,16 +573,28 @@ def _read_view(view: str, run: Run) -> float | None:
     return None if matrix is None else metrics.last_average(matrix)
 
 
+def _read_transfer(run: Run) -> float | None:
+    return metrics.backward_transfer(run.matrix)
+
+
+def _read_untouched(task: int, run: Run) -> float | None:
+    return None if run.zero_shot is None else run.zero_shot[task]
+
+
+def _average_untouched(name: str, run: Run) -> float | None:
+    return average(run.scores.zero_shot.get(name, ()))
+
+
 def _read_stiffness(place: int, key: str, run: Run) -> float | None:
     return run.scores.stiffness[place].get(key) if run.scores.stiffness else None
 
 
-def _reference_row(levels: Sequence[float | None], width: int) -> Row:
+def _reference_row(levels: Sequence[float | None], width: int, label: str = "chance") -> Row:
     cells: list[Cell | None] = [None] * width
     for place, level in enumerate(levels):
         if level is not None:
             cells[place] = Cell(level)
-    return Row("chance", cells, reference=True)
+    return Row(label, cells, reference=True)
 
 
 def _describe_method(group: Group) -> Note:

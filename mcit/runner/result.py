@@ -13,7 +13,14 @@ from typing import Any
 from mcit.errors import ConfigError
 from mcit.files import read_object
 from mcit.method import Outcome
-from mcit.metrics import ScoreMatrix, score_when_learned
+from mcit.metrics import (
+    CONTENT,
+    FORM,
+    ScoreMatrix,
+    name_as_published,
+    score_when_learned,
+    split_loss,
+)
 from mcit.metrics import to_dict as metrics_to_dict
 from mcit.runner.plan import Plan
 from mcit.task import Track
@@ -51,6 +58,8 @@ class Result:
     stiffness: list[Mapping[str, float]] = field(default_factory=list)
     # what each task scores alone
     single: Mapping[str, float] | None = None
+    # of each task, before any was learned: the score and the further results of its metric
+    zero_shot: list[Mapping[str, float]] = field(default_factory=list)
 
     @classmethod
     def begin(cls, plan: Plan, output: Path | None) -> Result:
@@ -67,7 +76,21 @@ class Result:
     @property
     def metrics(self) -> dict[str, Any]:
         """Return the metrics of the scores so far: A_last, A_avg, forgetting, ..."""
-        return metrics_to_dict(self.matrix, self.single)["metrics"]
+        return self._describe_scores()["metrics"]
+
+    @property
+    def views(self) -> dict[str, ScoreMatrix]:
+        """Return the matrices of content and of form, where the metrics of all tasks have them."""
+        views = {}
+        for name in (CONTENT, FORM):
+            if self.details and all(name in entry for row in self.details for entry in row):
+                rows = [[entry[name] for entry in row] for row in self.details]
+                views[name] = dataclasses.replace(self.matrix, rows=rows, before=())
+        return views
+
+    def add_zero_shot(self, scores: Sequence[Score]) -> None:
+        """Add what the untouched network scores on every task."""
+        self.zero_shot = [{"score": score.score, **score.details} for score in scores]
 
     def add_scores(self, scores: Sequence[Score], before: float | None) -> None:
         """Add the scores of all tasks seen, after one more task was learned."""
@@ -103,7 +126,8 @@ class Result:
             "preset": config.preset,
             "seed": config.seed,
             "embedded": self.plan.embedded,
-            **metrics_to_dict(self.matrix, self.single),
+            **self._describe_scores(),
+            **self._describe_text(),
             "details": self.details,
             "diagnoses": self.diagnoses,
             "stiffness": self.stiffness,
@@ -111,11 +135,44 @@ class Result:
             "cost": {"bytes_held": self.plan.bytes_held(), **self.cost},
         }
 
+    def _describe_scores(self) -> dict[str, Any]:
+        """Return matrix and metrics, those of text also by the names that its papers use."""
+        described = metrics_to_dict(self.matrix, self.single)
+        if self.plan.track is not Track.TEXT:
+            return described
+        described["metrics"] |= name_as_published(self.matrix)
+        views = self.views
+        loss = split_loss(self.matrix, views[CONTENT]) if CONTENT in views else None
+        if loss is not None:
+            described["metrics"] |= {"lost_content": loss.content, "lost_form": loss.form}
+        return described
+
+    def _describe_text(self) -> dict[str, Any]:
+        """Return what only answers in words have: content and form, and the zero-shot scores."""
+        described: dict[str, Any] = {}
+        views = self.views
+        if views:
+            described["views"] = {
+                name: [list(row) for row in matrix.rows] for name, matrix in views.items()
+            }
+        if self.zero_shot:
+            named = {"score", *views}
+            described["zero_shot"] = {
+                name: [entry[name] for entry in self.zero_shot] for name in sorted(named)
+            }
+        return described
+
     def state_dict(self) -> dict[str, Any]:
         """Return what cannot be derived, as JSON."""
         others = {name: _strip(matrix) for name, matrix in self.others.items()}
         lists = {name: list(getattr(self, name)) for name in _LISTS}
-        return {"matrix": _strip(self.matrix), "others": others, **lists, "cost": dict(self.cost)}
+        return {
+            "matrix": _strip(self.matrix),
+            "others": others,
+            **lists,
+            "zero_shot": list(self.zero_shot),
+            "cost": dict(self.cost),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take up what `state_dict` returned."""
@@ -124,6 +181,9 @@ class Result:
             self.others[name] = dataclasses.replace(self.matrix, **matrix)
         for name in _LISTS:
             setattr(self, name, list(state[name]))
+        # a stage of another run may have been followed by other tasks
+        if not self.zero_shot:
+            self.zero_shot = list(state.get("zero_shot", ()))
         # the same object, since a tracker may hold it
         self.cost.clear()
         self.cost.update(state["cost"])

@@ -10,9 +10,10 @@ from mcit.reports.figures.curves import (
     draw_curves,
     draw_plasticity,
     draw_sensitivity,
+    draw_views,
 )
 from mcit.reports.figures.maps import draw_forgetting, draw_matrices
-from mcit.reports.figures.rows import draw_overview, draw_ranks
+from mcit.reports.figures.rows import draw_form, draw_overview, draw_ranks
 from mcit.reports.figures.style import STYLES, Drawing, FigureFile, Style, drawing_in, write_drawing
 from mcit.reports.groups import Groups, split_settings
 from mcit.reports.significance import Comparison
@@ -21,8 +22,10 @@ from mcit.reports.tables import make_slug, name_apart
 # each returns None if the groups lack what it shows
 FIGURES = (
     draw_overview,
+    draw_form,
     draw_matrices,
     draw_average,
+    draw_views,
     draw_curves,
     draw_forgetting,
     draw_sensitivity,

@@ -121,6 +121,25 @@ def draw_average(groups: Groups, style: Style) -> Drawing | None:
     return _draw_panels(curves, groups, style)
 
 
+def draw_views(groups: Groups, style: Style) -> Drawing | None:
+    """Draw the average over the tasks seen: the score, by content alone, and of the asked form."""
+    if any(metrics.FORM not in run.views for group in groups for run in group.runs):
+        return None
+    caption = (
+        "Average over the tasks seen: the score; the score by content alone, whatever the wording; "
+        "and the share of answers in the form that was asked for. Where the score falls and "
+        "content does not, only the form was forgotten."
+    )
+    panels = [
+        Panel("score, $A_t$", _read_seen),
+        Panel("content", partial(_read_seen_view, metrics.CONTENT)),
+        Panel("form", partial(_read_seen_view, metrics.FORM)),
+    ]
+    across = 3 if style.across > 1 else 1
+    curves = Curves("content-form", "Score, content and form", caption, panels, across, height=1.9)
+    return _draw_panels(curves, groups, style)
+
+
 def _average_panels(seen: str) -> list[Panel]:
     return [
         Panel(f"{seen}, $A_t$", _read_seen),
@@ -323,6 +342,10 @@ def _read_task(task: int, run: Run) -> list[float]:
 
 def _read_seen(run: Run) -> Sequence[float]:
     return metrics.average_seen(run.matrix)
+
+
+def _read_seen_view(view: str, run: Run) -> Sequence[float]:
+    return metrics.average_seen(run.views[view])
 
 
 def _read_learned(run: Run) -> Sequence[float]:

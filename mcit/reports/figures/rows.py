@@ -8,7 +8,9 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
+from mcit import metrics
 from mcit.reports.figures.style import (
     COLUMN,
     Drawing,
@@ -19,11 +21,14 @@ from mcit.reports.figures.style import (
     style_of,
     wrap_label,
 )
-from mcit.reports.groups import Group, Groups
+from mcit.reports.groups import Group, Groups, average
+from mcit.reports.runs import Run
 from mcit.reports.significance import LEVEL, Comparison
 from mcit.reports.tables import measure, read_last, read_new
 
 GRAY = "#8C8C8C"
+PALE = "#E4E4E4"
+HATCH = "////"
 
 
 def draw_overview(groups: Groups, style: Style) -> Drawing | None:
@@ -58,6 +63,38 @@ def draw_overview(groups: Groups, style: Style) -> Drawing | None:
     return Drawing("overview", "Learned and kept", caption, figure)
 
 
+def draw_form(groups: Groups, style: Style) -> Drawing | None:
+    """Draw what became of earlier tasks: kept, right in the wrong form, or gone."""
+    shown = [group for group in groups if group.complete and group.runs[0].loss is not None]
+    if not shown:
+        return None
+    shown.sort(key=_final_score, reverse=True)
+    figure, axes = make_rows([style.label(group) for group in shown], COLUMN)
+    for row, group in enumerate(shown):
+        look = style_of(group)
+        kept = measure(_read_kept, group).mean
+        known = max(kept, measure(_read_known, group).mean)
+        learned = max(known, measure(_read_known_when_learned, group).mean)
+        bar: dict[str, Any] = {"height": 0.62, "edgecolor": look.color, "linewidth": 0.6}
+        axes.barh(row, kept, facecolor=look.color, **bar)
+        axes.barh(row, known - kept, left=kept, facecolor="white", hatch=HATCH, **bar)
+        axes.barh(row, learned - known, left=known, facecolor=PALE, **bar)
+    axes.set_xlabel("earlier tasks at the end (%)")
+    axes.set_xlim(0, 100)
+    handles = [
+        Patch(facecolor=GRAY, edgecolor=GRAY, label="right"),
+        Patch(facecolor="white", edgecolor=GRAY, hatch=HATCH, label="right, in the wrong form"),
+        Patch(facecolor=PALE, edgecolor=GRAY, label="content lost"),
+    ]
+    add_legend(figure, handles)
+    caption = (
+        "Answers to the tasks before the last, at the end: full, the score; hatched, answers whose "
+        "content is right and whose form is not; pale, content that was right when the task was "
+        "learned and no longer is. Means over tasks and seeds."
+    )
+    return Drawing("form", "Forgetting of form and of content", caption, figure)
+
+
 def draw_ranks(comparison: Comparison, style: Style) -> Drawing:
     """Draw mean ranks as intervals of one critical difference: those that do not overlap differ."""
     order = comparison.ranks.argsort(kind="stable")
@@ -90,6 +127,18 @@ def make_rows(labels: Sequence[str], width: float) -> tuple[Figure, Axes]:
     axes.grid(axis="x")
     axes.spines["left"].set_visible(False)
     return figure, axes
+
+
+def _read_kept(run: Run) -> float | None:
+    return metrics.average_old(run.matrix)[-1]
+
+
+def _read_known(run: Run) -> float | None:
+    return metrics.average_old(run.views[metrics.CONTENT])[-1]
+
+
+def _read_known_when_learned(run: Run) -> float | None:
+    return average(metrics.score_when_learned(run.views[metrics.CONTENT])[:-1])
 
 
 def _final_score(group: Group) -> float:
