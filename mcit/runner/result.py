@@ -84,7 +84,7 @@ class Result:
         views = {}
         for name in (CONTENT, FORM):
             if self.details and all(name in entry for row in self.details for entry in row):
-                rows = [[entry[name] for entry in row] for row in self.details]
+                rows = tuple(tuple(entry[name] for entry in row) for row in self.details)
                 views[name] = dataclasses.replace(self.matrix, rows=rows, before=())
         return views
 
