@@ -15,7 +15,6 @@ from mcit.files import read_object
 from mcit.method import Outcome
 from mcit.metrics import (
     CONTENT,
-    FORM,
     ScoreMatrix,
     name_as_published,
     score_when_learned,
@@ -80,10 +79,10 @@ class Result:
 
     @property
     def views(self) -> dict[str, ScoreMatrix]:
-        """Return the matrices of content and of form, where the metrics of all tasks have them."""
+        """Return the matrices of further scores that all tasks have, such as content and form."""
         views = {}
-        for name in (CONTENT, FORM):
-            if self.details and all(name in entry for row in self.details for entry in row):
+        for name in self.plan.tasks[0].further_scores:
+            if all(name in task.further_scores for task in self.plan.tasks):
                 rows = tuple(tuple(entry[name] for entry in row) for row in self.details)
                 views[name] = dataclasses.replace(self.matrix, rows=rows, before=())
         return views
@@ -151,7 +150,7 @@ class Result:
         """Return what only answers in words have: content and form, and the zero-shot scores."""
         described: dict[str, Any] = {}
         views = self.views
-        if views:
+        if views and self.details:
             described["views"] = {
                 name: [list(row) for row in matrix.rows] for name, matrix in views.items()
             }
