@@ -59,6 +59,9 @@ class Composite(Method):
             found += part.find_problems(tasks, model)
         return list(dict.fromkeys(found))
 
+    def begins_pair(self, stage: Stage) -> bool:
+        return any(part.begins_pair(stage) for part in self.parts())
+
     def begin_task(self, stage: Stage) -> Sequence[str]:
         warnings: list[str] = []
         for part in self.parts():

@@ -2,6 +2,7 @@
 
     config.json, model.safetensors    the backbone, as `save_pretrained` writes it
     adapters/NAME/                    LoRA adapters in peft's format, if there are any
+    adapters.json                     which of them act: their changes of the weights are summed
     heads.json, heads.safetensors     the task heads, and what their outputs stand for
     tokenizer and preprocessor files  of backbones that have a processor
     README.md                         a model card with the score table
@@ -27,6 +28,8 @@ from mcit.errors import DataError
 from mcit.files import make_folder, read_object, write_json, write_text
 from mcit.models.image import load_image_model
 from mcit.models.learner import Learner
+from mcit.models.lora_experts import count_experts
+from mcit.models.lora_pairs import find_acting, use_adapters
 from mcit.models.resnet import ResNet, build_resnet
 from mcit.models.vilt import load_vilt
 from mcit.task import Head
@@ -36,6 +39,7 @@ WEIGHTS = "model.safetensors"
 HEADS = "heads.json"
 HEAD_WEIGHTS = "heads.safetensors"
 ADAPTERS = "adapters"
+ACTING = "adapters.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 # what peft puts before the names of the weights of a wrapped model
 PEFT_PREFIX = "base_model.model."
@@ -73,6 +77,9 @@ def load_exported(folder: str | Path) -> Learner:
     learner = _read_learner(folder, config)
     for adapter in sorted((folder / ADAPTERS).glob("*")):
         _read_adapter(learner, adapter)
+    acting = read_object(folder / ACTING)
+    if acting is not None:
+        use_adapters(learner.encoder, acting["acting"])
     for head in heads.values():
         fields = {key: value for key, value in head.items() if key != "answers"}
         learner.grow(parse(Head, fields))
@@ -87,7 +94,10 @@ def _write_network(network: Any, folder: Path) -> None:
         if "lora_" not in name:
             state[name.replace(".base_layer.", ".")] = tensor.contiguous()
     network.save_pretrained(folder, state_dict=state)
-    for name, config in getattr(network, "peft_config", {}).items():
+    adapters = getattr(network, "peft_config", {})
+    if adapters:
+        write_json(folder / ACTING, {"acting": find_acting(network)})
+    for name, config in adapters.items():
         target = folder / ADAPTERS / name
         target.mkdir(parents=True, exist_ok=True)
         config.save_pretrained(target)
@@ -110,14 +120,15 @@ def _read_learner(folder: Path, config: Mapping[str, Any]) -> Learner:
 
 def _read_adapter(learner: Learner, folder: Path) -> None:
     written = read_object(folder / "adapter_config.json") or {}
+    prefixed = load_file(folder / ADAPTER_WEIGHTS)
     lora = LoraConfig(
+        experts=count_experts(prefixed),
         rank=written["r"],
         alpha=written["lora_alpha"],
         dropout=written["lora_dropout"],
         targets=tuple(sorted(written["target_modules"])),
     )
     learner.add_adapter(folder.name, lora)
-    prefixed = load_file(folder / ADAPTER_WEIGHTS)
     weights = {key.removeprefix(PEFT_PREFIX): value for key, value in prefixed.items()}
     network = learner.encoder.network()
     set_peft_model_state_dict(network, weights, adapter_name=folder.name)

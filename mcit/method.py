@@ -94,9 +94,9 @@ class Outcome:
 class Method:
     """A continual-learning method; a file in `mcit/methods/` defines one and has its name.
 
-    The hooks of a task come in this order: begin_task, tasks_to_fit, begin_fit; for every optimizer
-    step prepare_batch, loss, extra_loss, on_gradients_ready, after_step and extra_batch; end_task;
-    classifier, before_scoring for every task that is scored, after_scoring.
+    The hooks of a task come in this order: begins_pair, begin_task, tasks_to_fit, begin_fit; for
+    every optimizer step prepare_batch, loss, extra_loss, on_gradients_ready, after_step and
+    extra_batch; end_task; classifier, before_scoring for every task that is scored, after_scoring.
 
     `lwf+ewc_lo` is a combination: the hooks of both run in that order and extra losses add up. What
     tasks_to_fit, prepare_batch, loss, extra_batch and classifier return can come from one method
@@ -110,6 +110,8 @@ class Method:
     # that was published together with them says so here.
     answers: ClassVar[Selection] = Selection("head")
     carries: ClassVar[Selection] = Selection("none")
+    # Whether it works on LoRA pairs, and refuses a backbone without them.
+    needs_lora: ClassVar[bool] = False
     # Whether `end_task` measures importance; of methods that are combined, one may.
     measures_importance: ClassVar[bool] = False
     # Whether it changes the steps that all other hooks have led to, such as by a projection: in a
@@ -125,6 +127,10 @@ class Method:
     def find_problems(self, tasks: Sequence[Task], model: ModelConfig) -> list[str]:
         """Return why the method cannot learn these tasks with this model; nothing is built yet."""
         return []
+
+    def begins_pair(self, stage: Stage) -> bool:
+        """Whether the task trains a fresh LoRA pair; those before it stay, frozen and acting."""
+        return False
 
     def begin_task(self, stage: Stage) -> Sequence[str]:
         """Prepare for a task and return warnings.

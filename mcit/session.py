@@ -73,12 +73,17 @@ TIMED_STEPS = 10
 
 
 def begin_task(stage: Stage, method: Method) -> Sequence[str]:
-    """Add the task's head, let only that one train, and return the method's warnings."""
+    """Prepare learner and method for a task, and return the method's warnings.
+
+    The task's head is added, and only that one trains; a LoRA pair is added if the method wants it.
+    """
     head = stage.task.head
     # a method that learns everything at once has grown all heads at the first task
     if stage.learner.lacks(head):
         stage.learner.grow(head)
     stage.learner.activate(head)
+    if method.begins_pair(stage):
+        stage.learner.begin_pair(f"pair{stage.index + 1}")
     return method.begin_task(stage)
 
 

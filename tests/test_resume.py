@@ -31,7 +31,7 @@ from mcit.config.schema import CheckpointConfig, RunConfig
 from mcit.errors import DivergedError, FolderError, OutOfMemory
 from mcit.methods.finetune import Finetune
 from mcit.models.learner import Learner
-from mcit.registry import METHOD, list_names
+from mcit.registry import METHOD, find_method, list_names
 from mcit.runner.checkpointer import Checkpointer
 from mcit.runner.interruption import Interrupted, Interruption
 from mcit.runner.run_folder import RunLog, find_newest, lock_folder
@@ -43,12 +43,16 @@ OPTIONS = {
     "adapters": {"method__rank": 2},
     "freeze_bottom": {"method__layers": 1},
     "dgg": {"method__alpha": 0.5},
+    "keeplora": {"model__lora__rank": 2},
+    "moelora": {"model__lora__rank": 4, "model__lora__experts": 2},
     "joint": {},
     "finetune": {},
     "single": {},
     "freeze_encoder": {},
 }
-NOT_ON_SHAPES = ("adapters", "freeze_bottom", "single")
+# their network starts at random, and has no LoRA
+NEEDS_LORA = [name for name in list_names(METHOD) if find_method(name).needs_lora]
+NOT_ON_SHAPES = ("adapters", "freeze_bottom", "single", *NEEDS_LORA)
 
 
 @pytest.fixture(scope="module")
@@ -65,9 +69,10 @@ def configure_method(order, method, world=None, **more):
     usual = {"checkpoint__every_steps": 2, "training__log_every": 3}
     if world is None:
         usual |= {"model__channels_last": False, "tasks__shapes__recipe__learning_rate": 0.01}
-    return configure(
-        order, method, world, **{**usual, **OPTIONS.get(method, {"method__strength": 10.0}), **more}
-    )
+    strong = {"method__strength": 10.0}
+    if method in NEEDS_LORA:
+        strong["model__lora__rank"] = 2
+    return configure(order, method, world, **{**usual, **OPTIONS.get(method, strong), **more})
 
 
 def check_kills(clock, config, folder, kills=3, seed=0):

@@ -49,6 +49,8 @@ STRONG = [
     name
     for name in list_names(METHOD)
     if "strength" in {field.name for field in fields(find_method(name))}
+    # no configuration that ships has LoRA
+    and not find_method(name).needs_lora
 ]
 # every configuration that ships, and how it is read: as it is, with sizes made small
 VISION_LANGUAGE = ("embedded", "climb")

@@ -40,8 +40,21 @@ class LoraConfig:
         False, help="adapters on the projector of a generative model too, not only its language"
     )
 
+    experts: int = option(
+        0,
+        help="experts that the rank is divided among and a router mixes for every token (MoELoRA); "
+        "0 for none",
+    )
+
     def __post_init__(self) -> None:
-        _check_ranges(self, rank=(0, None), dropout=(0, 1))
+        _check_ranges(self, rank=(0, None), dropout=(0, 1), experts=(0, None))
+        if self.experts and (not self.rank or self.rank % self.experts):
+            raise ConfigError(
+                [
+                    f"'rank' is divided evenly among 'experts', found rank {self.rank} and "
+                    f"{self.experts} experts"
+                ]
+            )
 
 
 @dataclass(frozen=True)

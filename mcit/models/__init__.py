@@ -38,7 +38,7 @@ def build(config: ModelConfig, tasks: Sequence[Task]) -> Learner:
         name = str(EMBEDDED / "vilt") if config.name == "embedded" else config.name
         learner = Learner(*load_vilt(name, config))
     if config.lora.rank > 0:
-        learner.encoder.add_adapter("default", config.lora)
+        learner.add_adapter("default", config.lora)
     return learner
 
 

@@ -18,6 +18,8 @@ from torch import Tensor, nn
 
 from mcit.config.schema import LoraConfig
 from mcit.errors import ConfigError
+from mcit.models.lora_experts import expert_layers
+from mcit.models.lora_pairs import use_adapters
 from mcit.spelling import suggest
 from mcit.task import Batch
 
@@ -84,6 +86,8 @@ class Backbone(nn.Module, ABC):
             lora_dropout=lora.dropout,
             target_modules=self.find_targets(lora),
         )
+        if lora.experts:
+            config._register_custom_module(expert_layers(lora.experts))
         with warnings.catch_warnings():
             # several adapters next to each other, which peft warns of, may be what is wanted
             warnings.filterwarnings("ignore", message="Already found a `peft_config`")
@@ -92,11 +96,7 @@ class Backbone(nn.Module, ABC):
 
     def use_adapter(self, name: str) -> None:
         """Let one adapter act and train; the others rest."""
-        from peft.tuners.tuners_utils import BaseTunerLayer
-
-        for module in self.modules():
-            if isinstance(module, BaseTunerLayer):
-                module.set_adapter(name)
+        use_adapters(self, [name])
 
     def find_targets(self, lora: LoraConfig) -> list[str]:
         """Return the names of the layers that get adapters; raise if one is not there."""

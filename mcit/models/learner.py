@@ -13,6 +13,7 @@ from mcit.config.parse import parse, to_dict
 from mcit.config.schema import LoraConfig
 from mcit.models.backbone import Backbone
 from mcit.models.heads import TaskHead
+from mcit.models.lora_pairs import find_acting, use_adapters
 from mcit.spelling import suggest
 from mcit.task import Batch, Head, Output
 
@@ -96,6 +97,19 @@ class Learner(nn.Module):
         self.encoder.add_adapter(name, lora)
         self._adapters[name] = lora
 
+    def begin_pair(self, name: str) -> None:
+        """Put a fresh LoRA pair next to the adapters that act, and freeze those; all of them act.
+
+        The pair has the settings of the first adapter. If it is there already, nothing happens.
+        """
+        if name in self._adapters:
+            return
+        acting = find_acting(self.encoder)
+        if not acting:
+            raise ValueError("a fresh LoRA pair needs a backbone with LoRA, and this one has none")
+        self.add_adapter(name, self._adapters[acting[0]])
+        use_adapters(self.encoder, [*acting, name])
+
     def frozen_copy(self) -> Learner:
         """Return the learner as it is now, frozen and in eval mode; the processor is shared."""
         memo = {id(self.processor): self.processor}
@@ -106,6 +120,7 @@ class Learner(nn.Module):
         return {
             "heads": [asdict(head) for head in self._known.values()],
             "adapters": {name: to_dict(lora) for name, lora in self._adapters.items()},
+            "acting": find_acting(self.encoder),
         }
 
     def rebuild(self, structure: Mapping[str, Any]) -> None:
@@ -115,6 +130,8 @@ class Learner(nn.Module):
         for name, lora in structure["adapters"].items():
             if name not in self._adapters:
                 self.add_adapter(name, parse(LoraConfig, lora))
+        if structure["acting"]:
+            use_adapters(self.encoder, structure["acting"])
 
     def _find(self, head: Head) -> TaskHead:
         if head.name not in self.heads:
