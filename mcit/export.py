@@ -26,6 +26,7 @@ from mcit.config.parse import parse
 from mcit.config.schema import LoraConfig, ModelConfig
 from mcit.errors import DataError
 from mcit.files import make_folder, read_object, write_json, write_text
+from mcit.models.generative import load_generative
 from mcit.models.image import load_image_model
 from mcit.models.learner import Learner
 from mcit.models.lora_experts import count_experts
@@ -74,7 +75,7 @@ def load_exported(folder: str | Path) -> Learner:
     heads = read_object(folder / HEADS)
     if config is None or heads is None:
         raise DataError(f"{folder} holds no exported learner: {CONFIG} or {HEADS} is not valid")
-    learner = _read_learner(folder, config)
+    learner = _read_learner(folder, config, {head["kind"] for head in heads.values()})
     for adapter in sorted((folder / ADAPTERS).glob("*")):
         _read_adapter(learner, adapter)
     acting = read_object(folder / ACTING)
@@ -106,13 +107,15 @@ def _write_network(network: Any, folder: Path) -> None:
         _save(prefixed, target / ADAPTER_WEIGHTS)
 
 
-def _read_learner(folder: Path, config: Mapping[str, Any]) -> Learner:
+def _read_learner(folder: Path, config: Mapping[str, Any], kinds: set[str]) -> Learner:
     kind = config.get("model_type")
     if kind == RESNET:
         settings = {key: value for key, value in config.items() if key != "model_type"}
         encoder = build_resnet(**settings)
         encoder.load_state_dict(load_file(folder / WEIGHTS))
         return Learner(encoder)
+    if "text" in kinds:
+        return load_generative(str(folder), ModelConfig(name=str(folder)))
     if kind == "vilt":
         return Learner(*load_vilt(str(folder), ModelConfig(name=str(folder))))
     return Learner(*load_image_model(str(folder), ModelConfig(name=str(folder))))

@@ -106,3 +106,21 @@ def write_instructions(root: Path, name: str, answer: str = "color", count: int 
     (root / f"{name}.json").write_text(json.dumps(train))
     (root / f"{name}_test.json").write_text(json.dumps(test[: count // 2]))
     return root / f"{name}.json"
+
+
+ORDER = "instruction:a.json,instruction:b.json"
+
+
+def write_text_world(folder: Path) -> dict[str, object]:
+    """Two files of instructions and a tiny LLaVA, as the keys of a configuration for `ORDER`."""
+    root = folder / "text-data"
+    write_instructions(root, "a")
+    write_instructions(root, "b", "truth")
+    recipe = {"epochs": 2, "batch_size": 7, "learning_rate": 0.02}
+    return {
+        "data_root": str(root),
+        "model.name": str(write_llava(folder / "llava")),
+        "model.lora.rank": 2,
+        "tasks.instruction.new_tokens": 4,
+        **{f"tasks.instruction.recipe.{name}": value for name, value in recipe.items()},
+    }

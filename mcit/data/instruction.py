@@ -82,10 +82,6 @@ class TextTask(Task):
     def head(self) -> Head:
         return Head(HEAD, outputs=0, kind="text", new_tokens=self.new_tokens)
 
-    @property
-    def further_scores(self) -> Sequence[str]:
-        return ("normalized", "obedience")
-
     def collate(self, examples: Sequence[Row], processor: Any) -> Batch:
         rows = processor.read(
             [example["prompt"] for example in examples],
@@ -230,6 +226,21 @@ class InstructionTask(TextTask, AnnotatedTask):
             "answers": list(row["answers"]),
             "place": f"{self.name}, record {row['record']}",
         }
+
+    def data_notes(self, processor: Any) -> list[str]:
+        notes = super().data_notes(processor)
+        table = self.split("eval").table
+        long = 0
+        for answers in table["answers"]:
+            # a token has a byte at least
+            if len(answers[0].encode()) >= self.new_tokens:
+                long += processor.count_answer(answers[0]) > self.new_tokens
+        if long:
+            notes.append(
+                f"{self.name}: {long:,} of {len(table):,} answers that are scored have more tokens "
+                f"than the {self.new_tokens} that are generated: raise new_tokens"
+            )
+        return notes
 
     def fit_to(self, processor: Any) -> None:
         problems: list[str] = []

@@ -20,7 +20,7 @@ class Joint(Method):
         if stage.index == 0:
             for task in stage.later:
                 stage.learner.grow(task.head)
-            stage.learner.heads.requires_grad_(True)
+                stage.learner.let_train(task.head)
         return ()
 
     def tasks_to_fit(self, stage: Stage) -> Sequence[Task]:

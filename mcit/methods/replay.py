@@ -48,7 +48,7 @@ class Replay(Method):
     def begin_task(self, stage: Stage) -> Sequence[str]:
         for task in stage.earlier:
             # the heads of replayed tasks keep learning
-            stage.learner.heads[task.head.name].requires_grad_(True)
+            stage.learner.let_train(task.head)
         return ()
 
     def extra_batch(self, stage: Stage, step: Step) -> tuple[Task, Batch] | None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from mcit.config.schema import ModelConfig
 from mcit.method import Method, Outcome, Stage
@@ -33,21 +33,21 @@ class Single(Method):
     def begin_task(self, stage: Stage) -> Sequence[str]:
         encoder = stage.learner.encoder
         if not self.pretrained:
-            self.pretrained = _copy(encoder.state_dict())
-        encoder.load_state_dict(self.pretrained)
+            self.pretrained = _copy_changing(encoder)
+        encoder.load_state_dict(self.pretrained, strict=False)
         return ()
 
     def end_task(self, stage: Stage) -> Outcome:
-        self.encoders[stage.index] = _copy(stage.learner.encoder.state_dict())
+        self.encoders[stage.index] = _copy_changing(stage.learner.encoder)
         return Outcome()
 
     def before_scoring(self, stage: Stage, task: Task) -> None:
         own = self.encoders.get(list(stage.tasks).index(task))
         if own is not None:
-            stage.learner.encoder.load_state_dict(own)
+            stage.learner.encoder.load_state_dict(own, strict=False)
 
     def after_scoring(self, stage: Stage) -> None:
-        stage.learner.encoder.load_state_dict(self.encoders[stage.index])
+        stage.learner.encoder.load_state_dict(self.encoders[stage.index], strict=False)
 
     def state_dict(self) -> Mapping[str, Any]:
         encoders = {str(index): encoder for index, encoder in self.encoders.items()}
@@ -65,5 +65,11 @@ class Single(Method):
         return sum(tensor.nbytes for state in held for tensor in state.values())
 
 
-def _copy(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach().clone() for name, tensor in state.items()}
+def _copy_changing(encoder: nn.Module) -> dict[str, Tensor]:
+    """Return what training changes: weights that train, and buffers; a frozen base is left out."""
+    frozen = {name for name, weight in encoder.named_parameters() if not weight.requires_grad}
+    changing = {}
+    for name, tensor in encoder.state_dict().items():
+        if name not in frozen:
+            changing[name] = tensor.detach().clone()
+    return changing

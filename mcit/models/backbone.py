@@ -78,6 +78,7 @@ class Backbone(nn.Module, ABC):
         """Put a LoRA adapter next to the layers it names; it trains, and acts alone."""
         # imported late: peft takes a second
         import peft
+        from peft.tuners.tuners_utils import cast_adapter_dtype
 
         network = self.network()
         config = peft.LoraConfig(
@@ -92,6 +93,8 @@ class Backbone(nn.Module, ABC):
             # several adapters next to each other, which peft warns of, may be what is wanted
             warnings.filterwarnings("ignore", message="Already found a `peft_config`")
             peft.inject_adapter_in_model(config, network, adapter_name=name)
+        # adapters train, and half precision is too coarse for steps
+        cast_adapter_dtype(network, name)
         self.use_adapter(name)
 
     def use_adapter(self, name: str) -> None:

@@ -249,6 +249,10 @@ class GenerativeLearner(Learner):
         """Let the head train: there is nothing to choose from."""
         _check_kind(head)
 
+    def let_train(self, head: Head) -> None:
+        """The vocabulary trains with the model, or not at all."""
+        _check_kind(head)
+
     def lacks(self, head: Head) -> bool:
         return self._known.get(head.name) != head
 

@@ -80,6 +80,10 @@ class Learner(nn.Module):
         for name, module in self.heads.items():
             module.requires_grad_(name == head.name)
 
+    def let_train(self, head: Head) -> None:
+        """Let a head train besides the one that is active."""
+        self._find(head).requires_grad_(True)
+
     def head_of(self, parameter: str) -> str | None:
         """Return the head that a parameter belongs to, None for the backbone's."""
         part, _, rest = parameter.partition(".")
