@@ -299,6 +299,11 @@ class Task(ABC):
     def metric(self) -> Any:
         """Return an `evaluate.Metric` that needs no hub; its result has `score`, in percent."""
 
+    @property
+    def further_scores(self) -> Sequence[str]:
+        """Return further results of the metric, in percent, that get matrices of their own."""
+        return ()
+
     def read_inputs(self, images: Sequence[Any], texts: Sequence[Any], processor: Any) -> Batch:
         """Return a batch without labels, of images and texts that are not in the data."""
         raise ConfigError([f"task {self.name!r} cannot read inputs of your own"])

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from launched_runs import collect, precise
 from safetensors.torch import load_file
+from tiny_llava import ORDER as INSTRUCTIONS
+from tiny_llava import write_text_world
 from tiny_run import assert_identical, assert_near, configure, learn, write_world
 
 from mcit.config.files import to_yaml
@@ -76,7 +78,18 @@ WITH_CLASSES = {
 }
 # one training that several classifiers score
 ANSWERED = {"classifier__name": "gaussian,head,svm", "transport__name": "ridge"}
+# in words, with answers of different lengths: 24 examples in batches of 23
+WITH_WORDS = {
+    "finetune": {"training__accumulate": 2},
+    "ewc_lo": {"method__strength": 1.0},
+    "replay": {"method__fraction": 0.5, "method__frequency": 2},
+}
+IN_WORDS = {
+    "tasks__instruction__recipe__optimizer": "sgd",
+    "tasks__instruction__recipe__batch_size": 23,
+}
 RUNS = [*(f"heads {name}" for name in WITH_HEADS), *(f"classes {name}" for name in WITH_CLASSES)]
+RUNS += [f"words {name}" for name in WITH_WORDS]
 RUNS.append("classes answered")
 
 
@@ -95,6 +108,11 @@ def launched(tmp_path_factory):
     }
     configs |= {
         f"classes {name}": configure("shapes:2x3", name, **o) for name, o in WITH_CLASSES.items()
+    }
+    text_world = write_text_world(folder)
+    configs |= {
+        f"words {name}": configure(INSTRUCTIONS, name, text_world, **IN_WORDS, **o)
+        for name, o in WITH_WORDS.items()
     }
     configs["classes answered"] = configure("shapes:2x3", "finetune", **ANSWERED)
     configs["adamw"] = configure("vqa,nlvr2", "finetune", world)

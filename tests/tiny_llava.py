@@ -83,6 +83,8 @@ def write_llava(folder: Path, words: list[str] | None = None, places: int = 64) 
     return folder
 
 
+# answers of several lengths
+NAMES = {"red": "red", "green": "one green", "blue": "blue"}
 COLORS = {"red": (220, 30, 30), "green": (30, 200, 30), "blue": (30, 30, 220)}
 
 
@@ -96,7 +98,7 @@ def write_instructions(root: Path, name: str, answer: str = "color", count: int 
     test = []
     for number in range(count):
         color = list(COLORS)[number % 3]
-        said = color if answer == "color" else str(color == "red").lower()
+        said = NAMES[color] if answer == "color" else str(color == "red").lower()
         asked = "what color is it" if answer == "color" else "is it red answer with true false"
         human = {"from": "human", "value": f"<image>\n{asked}"}
         turns = [human, {"from": "gpt", "value": said}]

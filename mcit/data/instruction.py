@@ -82,6 +82,10 @@ class TextTask(Task):
     def head(self) -> Head:
         return Head(HEAD, outputs=0, kind="text", new_tokens=self.new_tokens)
 
+    @property
+    def further_scores(self) -> Sequence[str]:
+        return ("normalized", "obedience")
+
     def collate(self, examples: Sequence[Row], processor: Any) -> Batch:
         rows = processor.read(
             [example["prompt"] for example in examples],
