@@ -164,6 +164,7 @@ def compose(methods: Sequence[type[Method]]) -> type[Composite]:
         "__module__": __name__,
         "name": "+".join(method.name for method in methods),
         "first_task_is_finetuning": all(method.first_task_is_finetuning for method in methods),
+        "keeps_examples": any(method.keeps_examples for method in methods),
     }
     for attribute in EXCLUSIVE_ATTRIBUTES:
         owners = _find_owners(methods, attribute)

@@ -112,6 +112,8 @@ class Method:
     carries: ClassVar[Selection] = Selection("none")
     # Whether it works on LoRA pairs, and refuses a backbone without them.
     needs_lora: ClassVar[bool] = False
+    # Whether it keeps examples of earlier tasks: it is not exemplar-free, and tables say so.
+    keeps_examples: ClassVar[bool] = False
     # Whether `end_task` measures importance; of methods that are combined, one may.
     measures_importance: ClassVar[bool] = False
     # Whether it changes the steps that all other hooks have led to, such as by a projection: in a

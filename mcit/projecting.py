@@ -58,9 +58,9 @@ class Projector:
         kept = inside if self.within else step - inside
         return kept if self.scale == 1.0 else kept * self.scale
 
-    def to(self, device: torch.device) -> Projector:
-        """Return the projector on a device."""
-        return Projector(self.directions.to(device), self.within, self.scale)
+    def to(self, weight: Tensor) -> Projector:
+        """Return the projector on the device and in the precision of a weight."""
+        return Projector(self.directions.to(weight), self.within, self.scale)
 
 
 class Projection:
@@ -71,7 +71,7 @@ class Projection:
         for name, layer in find_layers(learner).items():
             if name in projectors:
                 weight = layer.weight
-                self.layers.append((weight, projectors[name].to(weight.device)))
+                self.layers.append((weight, projectors[name].to(weight)))
         self.rows = list(rows)
         self._before: list[Tensor] = []
 
@@ -158,17 +158,17 @@ class ProjectingMethod(Method):
             self.projection = Projection(stage.learner, self.make_projectors(), rows)
 
 
-def find_layers(learner: Learner) -> dict[str, nn.Module]:
+def find_layers(learner: Learner) -> dict[str, nn.Linear | nn.Conv2d]:
     """Return the backbone's layers that train and can be projected, by name."""
-    found: dict[str, nn.Module] = {}
+    found: dict[str, nn.Linear | nn.Conv2d] = {}
     for name, module in learner.encoder.named_modules():
+        if not isinstance(module, (nn.Linear, nn.Conv2d)) or not module.weight.requires_grad:
+            continue
         if isinstance(module, nn.Conv2d):
             plain = module.groups == 1 and module.padding_mode == "zeros"
-            usable = plain and not isinstance(module.padding, str)
-        else:
-            usable = isinstance(module, nn.Linear)
-        if usable and module.weight.requires_grad:
-            found[name] = module
+            if not plain or isinstance(module.padding, str):
+                continue
+        found[name] = module
     return found
 
 
@@ -200,7 +200,8 @@ def watch_layers(stage: Stage, batches: Iterable[Batch], see: See) -> None:
     for name, layer in find_layers(learner).items():
 
         def show(module: nn.Module, arguments: tuple[Tensor, ...], name: str = name) -> None:
-            see(name, module, arguments[0].detach().float())
+            seen = arguments[0].detach()
+            see(name, module, seen.to(torch.promote_types(seen.dtype, torch.float32)))
 
         handles.append(layer.register_forward_pre_hook(show))
     training = learner.training

@@ -230,6 +230,14 @@ class Task(ABC):
         """Return all classes up to this task's as one task; None if each has its own head."""
         return None
 
+    def with_examples(self, kept: Sequence[tuple[Task, Sequence[int]]]) -> Task | None:
+        """Return the task with training examples of earlier tasks after its own.
+
+        kept: earlier tasks, and the places of examples in their training split. The loss is over
+        all classes seen. None if each task has a head of its own.
+        """
+        return None
+
     def network_defaults(self) -> Mapping[str, Any]:
         """Return what suits the data of a network that starts from random weights: stem, width."""
         return {}

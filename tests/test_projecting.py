@@ -86,7 +86,7 @@ def test_the_step_of_a_convolution_leaves_the_outputs_of_seen_images():
         step = Projector.avoid(basis)(torch.randn(4, 27))
         conv.weight += step.view_as(conv.weight)
     assert_close(conv(seen), before[0], rtol=0, atol=1e-5)
-    assert float((conv(new) - before[1]).abs().max()) > 0.1
+    assert float((conv(new) - before[1]).detach().abs().max()) > 0.1
 
 
 def test_patches_are_what_a_convolution_multiplies_its_weights_with():
@@ -227,19 +227,13 @@ def test_what_cannot_be_projected_stays_and_the_rest_learns(plain, tmp_path, met
     run = learn(configure("shapes:2x2", method, tasks__shapes__classes=4), tmp_path)
     first, second = run.states
     assert_identical(first, plain.states[0])
-    changed = moved(
-        first,
-        {name: second[name][: len(first[name])] for name in first if first[name].ndim}
-        | {name: second[name] for name in first if not first[name].ndim},
-    )
+    # without the rows that the head has got since
+    rows = {name: value[: len(first[name])] for name, value in second.items() if value.ndim}
+    changed = moved(first, {**second, **rows})
     assert changed
     parameters = dict(run.learner.named_parameters())
     for name in changed:
         # a matrix of the backbone: no norm, statistic, bias or row of an earlier class
         assert parameters[name].ndim > 1, name
         assert run.learner.head_of(name) is None, name
-    assert not torch.equal(
-        second["heads.classes.layers.0.weight"][2:],
-        plain.state["heads.classes.layers.0.weight"][2:],
-    )
     assert run.method.bytes_held() > 0

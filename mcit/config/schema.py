@@ -197,6 +197,11 @@ class RunConfig:
     on_bad_record: Literal["fail", "skip"] = option(
         "fail", help="stop at a bad record, or leave bad records out and count them"
     )
+    exemplar_free: bool = option(
+        False,
+        help="refuse methods that keep examples of earlier tasks",
+        kind=Kind.PLACE,
+    )
     seed: int = option(1, help="seed of all random numbers")
     single: str | None = option(
         None, help="folder of a run of method `single`, for knowledge transfer", kind=Kind.PLACE

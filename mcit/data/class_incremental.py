@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -87,6 +87,8 @@ class Part:
     # whether all tasks of the sequence have as many classes
     is_equal: bool = True
     pool: ImagePool = field(default_factory=ImagePool)
+    # earlier tasks, and the places of training examples of theirs that are learned along
+    kept: Sequence[tuple[Task, Sequence[int]]] = ()
 
 
 # stands for all classes, in the order that the task's options say
@@ -329,7 +331,26 @@ class ClassIncrementalTask(Task):
         is_ours = (labels >= self.span.known) & (labels < self.span.total)
         rows = is_ours.nonzero().squeeze(1)
         transform = self.augment if split == "train" else self.eval_transform
-        return ClassExamples(images, rows, labels[rows], transform)
+        own = ClassExamples(images, rows, labels[rows], transform)
+        return own if split in ("eval", "test") else self._join_kept(own)
+
+    def with_examples(self, kept: Sequence[tuple[Task, Sequence[int]]]) -> ClassIncrementalTask:
+        return replace(self, part=replace(self.part, kept=tuple(kept)))
+
+    def _join_kept(self, own: ClassExamples) -> ClassExamples:
+        """Return this task's training examples, followed by those of earlier tasks."""
+        rows = [own.rows]
+        labels = [own.labels]
+        found: dict[str, ClassExamples] = {}
+        for task, places in self.part.kept:
+            if task.name not in found:
+                found[task.name] = cast(ClassExamples, task.examples("plain"))
+            chosen = torch.tensor(places, dtype=torch.long)
+            rows.append(found[task.name].rows[chosen])
+            labels.append(found[task.name].labels[chosen])
+        if len(rows) == 1:
+            return own
+        return ClassExamples(own.images, torch.cat(rows), torch.cat(labels), own.transform)
 
     def _load_images(self, split: str) -> Images:
         def read(on_bad: OnBad) -> Images:
@@ -367,7 +388,8 @@ class ClassIncrementalTask(Task):
         return {"pixel_values": normalize(resized, processor.mean, processor.std)}
 
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
-        known = self.span.known
+        # with examples of earlier classes, all answers are compared
+        known = 0 if self.part.kept else self.span.known
         return F.cross_entropy(logits[:, known : self.span.total], batch["labels"] - known)
 
     def target(self, batch: Batch) -> Tensor:

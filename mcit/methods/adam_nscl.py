@@ -153,4 +153,4 @@ def find_null_space(covariance: Tensor, ratio: float, floor: float = 0.0) -> Ten
     """Return the eigenvectors [inputs, count] with eigenvalues up to `ratio` times the smallest."""
     values, vectors = torch.linalg.eigh(covariance.double())
     smallest = values[0].clamp_min(max(0.0, float(floor * values[-1])))
-    return vectors[:, values <= ratio * smallest].float()
+    return vectors[:, values <= ratio * smallest].to(covariance.dtype)

@@ -131,6 +131,7 @@ def extend_basis(basis: Tensor | None, rows: Tensor, threshold: float) -> Tensor
     rows: inputs [vectors, inputs]. As in the public code, the first basis stays just below the
     threshold, and later ones reach it; 1 stands for all.
     """
+    precision = rows.dtype
     rows = rows.double()
     total = rows.square().sum()
     if basis is None:
@@ -151,7 +152,7 @@ def extend_basis(basis: Tensor | None, rows: Tensor, threshold: float) -> Tensor
     count = min(count, len(energies), rows.shape[1] - old.shape[1])
     # orthonormal again, to the last digit
     joined = torch.linalg.qr(torch.cat([old, directions[:, :count]], dim=1)).Q
-    return joined.float()
+    return joined.to(precision)
 
 
 def find_directions(rows: Tensor) -> tuple[Tensor, Tensor]:

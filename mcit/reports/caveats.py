@@ -79,6 +79,7 @@ def _compare_runs(groups: Groups) -> Iterator[Caveat]:
             yield Caveat(f"{key} differs: {_list_values(labels)}", severity)
     yield from _find_repeats(groups)
     yield from _compare_seeds(groups)
+    yield from _find_keepers(groups)
 
 
 def _list_facts(run: Run) -> dict[str, Any]:
@@ -107,6 +108,16 @@ def _find_repeats(groups: Groups) -> Iterator[Caveat]:
             if count > 1 and seed is not None:
                 labels = ", ".join(run.label for run in group.runs if run.seed == seed)
                 yield Caveat(f"{group.name} with seed {seed} is counted {count} times: {labels}")
+
+
+def _find_keepers(groups: Groups) -> Iterator[Caveat]:
+    """Yield a note on the methods that keep examples, if others do not."""
+    keepers = [group.name for group in groups if group.runs[0].provenance.get("keeps_examples")]
+    if keepers and len(keepers) < len(groups):
+        listed = ", ".join(keepers)
+        yield Caveat(
+            f"not exemplar-free, examples of earlier tasks are kept: {listed}", Severity.NOTE
+        )
 
 
 def _compare_seeds(groups: Groups) -> Iterator[Caveat]:

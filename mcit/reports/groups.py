@@ -20,8 +20,10 @@ PRESET = "preset"
 HEAD = "head"
 # methods and classifiers as papers write them
 PAPER_NAMES = {
+    "adam_nscl": "Adam-NSCL",
     "adapters": "Adapters",
     "dgg": "DGG",
+    "der": "DER++",
     "ewc": "EWC",
     "ewc_dr": "EWC-DR",
     "ewc_lo": "EWC-LO",
@@ -30,11 +32,14 @@ PAPER_NAMES = {
     "freeze_bottom": "Frozen bottom",
     "freeze_encoder": "Frozen encoder",
     "gaussian": "Gaussian",
+    "gpm": "GPM",
+    "icarl": "iCaRL",
     "joint": "Joint",
     "keeplora": "KeepLoRA",
     "l2_anchor": "L2 anchor",
     "lda": "LDA",
     "lwf": "LwF",
+    "lwf_mc": "LwF-MC",
     "mas": "MAS",
     "moelora": "MoELoRA",
     "ncm": "NCM",

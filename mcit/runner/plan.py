@@ -120,6 +120,7 @@ class Plan:
             "embedded": self.embedded,
             "benchmark": self._describe_benchmark(),
             "estimator": self.describe_method(),
+            "keeps_examples": self.method.keeps_examples,
             "data": data,
             "records": records,
         }
@@ -169,6 +170,11 @@ def resolve(config: RunConfig, embedded_root: Path | None = None) -> Plan:
         answering = _make_answering(config, method, problems)
     if method is not None and answering is not None and not problems:
         refused = method.find_problems(tasks, config.model)
+        if config.exemplar_free and method.keeps_examples:
+            refused.append(
+                f"method {method.name!r} keeps examples of earlier tasks, which exemplar_free "
+                "forbids; choose another method, or --set exemplar_free=false"
+            )
         refused += answering.find_problems(tasks, config.model)
     problems += refused or missing
     if problems or method is None or answering is None:
