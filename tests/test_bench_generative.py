@@ -26,6 +26,7 @@ def test_every_figure_is_there_positive_and_finite(result):
         assert len(result[key]) == 4
         assert all(math.isfinite(value) and value > 0 for value in result[key].values())
     assert result["bytes_per_weight"] == 8
+    assert result["product_penalty_speedup"] > 0
     assert result["bytes_grow_with_tasks"] is False
 
 

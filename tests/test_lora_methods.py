@@ -35,6 +35,7 @@ from mcit.methods.keeplora import Keeplora
 from mcit.methods.moelora import Moelora
 from mcit.methods.olora import Olora
 from mcit.methods.reglora import Reglora
+from mcit.models import lora_pairs
 from mcit.models.learner import Learner
 from mcit.models.lora_pairs import Pair, find_acting, list_pairs
 from mcit.runner.learner_state import LearnerStore
@@ -160,7 +161,10 @@ def test_a_learner_built_again_has_the_pairs_and_lets_the_same_ones_act_and_trai
 
 
 @pytest.mark.parametrize("store", ["full", "factored"])
-def test_the_penalty_on_the_product_has_the_gradient_that_autograd_finds(store):
+@pytest.mark.parametrize("chunk", [lora_pairs.CHUNK, 14])
+def test_the_penalty_on_the_product_has_the_gradient_that_autograd_finds(monkeypatch, store, chunk):
+    # two rows at a time, and the fifth by itself
+    monkeypatch.setattr(lora_pairs, "CHUNK", chunk)
     pair = make_pair()
     held = ewc_delta.fold(torch.rand(5, 7), store)
     ewc_delta.add_penalty_(pair, held, strength=3.0)

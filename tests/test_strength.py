@@ -341,6 +341,13 @@ def test_a_method_of_ones_own_without_a_parent_that_has_options_hears_of_none(wr
         resolve(load_config(None, OWN_OPTIONS))
 
 
+def test_a_method_that_cannot_learn_the_tasks_is_told_so_and_not_that_it_lacks_a_strength():
+    with pytest.raises(ConfigError) as error:
+        resolve(load_config(None, {"order": "vqa,nlvr2", "method": "olora"}))
+    assert "works on LoRA pairs" in str(error.value)
+    assert "not set" not in str(error.value)
+
+
 @pytest.mark.parametrize("cls", [Ewc, Lwf])
 def test_a_library_user_must_give_a_strength_too(cls):
     with pytest.raises(TypeError, match="strength"):

@@ -134,12 +134,7 @@ def measure_products(stage: Stage, estimator: Estimator) -> Importance:
 @torch.no_grad()
 def add_penalty_(pair: Pair, held: Sequence[Tensor], strength: float) -> None:
     """Add the gradient of strength / 2 * sum importance * (s B A)^2 to those of A and B."""
-    pull = pair.product().mul_(strength * pair.scale**2)
-    if len(held) == 1:
-        pair.add_gradient_(pull.mul_(held[0]))
-        return
-    rows, columns = held
-    pair.add_gradient_(pull.mul_(rows[:, None] / rows.sum()).mul_(columns))
+    pair.add_pull_(unfold(held), strength * pair.scale**2)
 
 
 def fold(value: Tensor, store: str) -> list[Tensor]:

@@ -16,6 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+# entries of a product that are handled at once
+CHUNK = 1 << 18
+
 
 @dataclass(frozen=True)
 class Pair:
@@ -41,6 +44,25 @@ class Pair:
         up = self.b.detach().flatten(1)
         _add(self.a, up.T @ gradient)
         _add(self.b, gradient @ down.T)
+
+    @torch.no_grad()
+    def add_pull_(self, stiffness: Tensor, factor: float) -> None:
+        """Add the gradients of factor / 2 * sum stiffness * (B A)^2, stiffness [outputs, inputs].
+
+        Rows are handled a few at a time: scratch memory is small and stays in a processor's cache.
+        """
+        down = self.a.detach().flatten(1)
+        up = self.b.detach().flatten(1)
+        for_a = torch.zeros_like(down)
+        for_b = torch.empty_like(up)
+        rows = max(1, CHUNK // down.shape[1])
+        parts = zip(up.split(rows), stiffness.split(rows), for_b.split(rows), strict=True)
+        for some, weights, gradient in parts:
+            pull = torch.mm(factor * some, down).mul_(weights)
+            for_a.addmm_(some.T, pull)
+            torch.mm(pull, down.T, out=gradient)
+        _add(self.a, for_a)
+        _add(self.b, for_b)
 
     def bytes_held(self) -> int:
         """Return the size of both matrices."""
