@@ -393,8 +393,8 @@ def dcl_sci(pred, gts):
 
 RULES: list[tuple[str, str, str | None, Callable, str]] = [
     ("coin", "exact", None, coin_equal, "word"),
-    ("coin", "exact", "ocrvqa", coin_ocrvqa, "word"),
-    ("coin", "exact", "gqa", coin_gqa, "word"),
+    ("coin", "exact", "answerable", coin_ocrvqa, "word"),
+    ("coin", "exact", "period", coin_gqa, "word"),
     ("coin", "vqa", None, coin_textvqa, "ten"),
     ("coin", "letter", None, coin_science, "letter"),
     ("coin", "contained", None, coin_imagenet, "word"),
@@ -403,8 +403,8 @@ RULES: list[tuple[str, str, str | None, Callable, str]] = [
     ("ucit", "letter", None, coin_equal, "letter"),
     ("dcl", "exact", None, dcl_fin, "letter"),
     ("dcl", "contained", None, dcl_ai2d, "word"),
-    ("dcl", "contained", "med", dcl_med, "word"),
-    ("dcl", "contained", "sci", dcl_sci, "list"),
+    ("dcl", "contained", "anywhere", dcl_med, "word"),
+    ("dcl", "contained", "list", dcl_sci, "list"),
 ]
 HARD = [
     "",

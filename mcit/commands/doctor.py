@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from mcit.arguments import some_text, split_list
-from mcit.config.files import find_name_problems
-from mcit.config.parse import override, parse
+from mcit.config.files import find_config, find_name_problems, read_yaml
+from mcit.config.parse import layer, override, parse
 from mcit.config.schema import RunConfig
 from mcit.errors import ConfigError
 
@@ -29,7 +29,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--order",
         type=split_list,
         default=[],
-        help="tasks to examine, comma-separated (default: all that need data)",
+        help="tasks to examine, comma-separated (default: those of --config; without it, of CLiMB "
+        "and of the class-incremental track)",
+    )
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        help="examine the tasks of a configuration, such as ucit, with its options",
     )
     parser.add_argument(
         "--deep", action="store_true", help="open every image, in parallel (default: a sample)"
@@ -58,16 +64,21 @@ def add_data_options(parser: argparse.ArgumentParser, example: str) -> None:
 def run(arguments: argparse.Namespace) -> int:
     root = read_root(arguments.data_root)
     options = read_task_options(arguments.set)
-    check_tasks(arguments.order, options)
+    order = arguments.order
+    if arguments.config is not None:
+        config = read_yaml(find_config(arguments.config))
+        order = order or list(config.get("order", ()))
+        options = layer(config.get("tasks") or {}, options)
+    check_tasks(order, options)
     from mcit.doctor.examination import examine
     from mcit.doctor.findings import exit_code
     from mcit.doctor.report import format_json, print_findings
 
-    findings = examine(root, arguments.order, options, arguments.deep)
+    findings = examine(root, order, options, arguments.deep)
     if arguments.json:
         print(format_json(root, findings))
     else:
-        print_findings(root, findings)
+        print_findings(root, findings, arguments.config)
     return exit_code(findings)
 
 

@@ -183,14 +183,14 @@ RULES: Mapping[str, Mapping[str, Rule]] = {
         "letter": first_letter,
         "contained": contained_either_way,
         "box": cut_box,
-        "ocrvqa": equal_lower_unless_refused,
-        "gqa": equal_without_period,
+        "answerable": equal_lower_unless_refused,
+        "period": equal_without_period,
     },
     "ucit": {"exact": equal_upper, "letter": equal_upper},
     "dcl": {
         "exact": equal_without_spaces,
         "contained": contained_at_spaces,
-        "med": contained_lower,
-        "sci": letter_or_list,
+        "anywhere": contained_lower,
+        "list": letter_or_list,
     },
 }

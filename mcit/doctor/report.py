@@ -17,8 +17,11 @@ from mcit.task import Track
 _COLORS = {"ready": "green", "fixable": "yellow", "missing": "red"}
 
 
-def print_findings(root: Path, findings: Sequence[Finding]) -> None:
-    """Print a table of all tasks, then what is to be said and done about each."""
+def print_findings(root: Path, findings: Sequence[Finding], config: str | None = None) -> None:
+    """Print a table of all tasks, then what is to be said and done about each.
+
+    config: the configuration that names the tasks.
+    """
     console = Console(highlight=False)
     table = Table(title=f"data in {root}", title_justify="left")
     for name in ("task", "status"):
@@ -33,7 +36,7 @@ def print_findings(root: Path, findings: Sequence[Finding]) -> None:
     console.print(table)
     for finding in findings:
         _print_details(finding, console)
-    for line in _suggest_commands(root, findings):
+    for line in _suggest_commands(root, findings, config):
         console.print(Text(line), soft_wrap=True)
 
 
@@ -68,26 +71,39 @@ def _print_details(finding: Finding, console: Console) -> None:
         console.print(Text(f"  {note}"), soft_wrap=True)
 
 
-def _suggest_commands(root: Path, findings: Sequence[Finding]) -> list[str]:
+def _suggest_commands(root: Path, findings: Sequence[Finding], config: str | None) -> list[str]:
     """Return commands that use what is ready; data sets that are split stand alone."""
     if (root / "embedded.json").is_file():
         return ["this is the embedded benchmark: mcit run uses it if no --data-root is given"]
     ready = [finding for finding in findings if finding.status == "ready" and finding.order]
     groups = [[finding] for finding in ready if finding.track is Track.CLASSES]
     tasks = [finding for finding in ready if finding.track is Track.TASKS]
+    texts = [finding for finding in ready if finding.track is Track.TEXT]
     lines = []
+    if texts:
+        groups.append(texts)
     if tasks:
         groups.insert(0, tasks)
     if not all(finding.prepared for finding in tasks):
         lines.append(f"resize images once: mcit prepare {_write_options(root, tasks)}")
     for group in groups:
-        lines.append(f"try what is ready: mcit run {_write_options(root, group)} --dry-run")
+        words = _write_options(root, group)
+        if config is not None:
+            words = f"--config {shlex.quote(config)} {words}"
+            if len(group) == len(findings):
+                # the configuration has the order
+                words = f"--config {shlex.quote(config)} {_write_root(root)}"
+        lines.append(f"try what is ready: mcit run {words} --dry-run")
     return lines
+
+
+def _write_root(root: Path) -> str:
+    return f"--data-root {shlex.quote(str(root))}"
 
 
 def _write_options(root: Path, findings: Sequence[Finding]) -> str:
     order = ",".join(finding.order for finding in findings)
-    words = [f"--order {order}", f"--data-root {shlex.quote(str(root))}"]
+    words = [f"--order {order}", _write_root(root)]
     for finding in findings:
         words += finding.options
     return " ".join(words)
