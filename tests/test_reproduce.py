@@ -69,7 +69,8 @@ def write_run(cell: Cell, number: int, folder: Path, a_last: float, **changes: o
 
 
 def test_the_papers_tables_and_the_small_ones_are_there():
-    assert set(list_tables()) == {*EFCIL, "baselines", "climb", "mini", "shapes"}
+    text = {"coin", "ucit", "mllm-dcl"}
+    assert set(list_tables()) == {*EFCIL, *text, "baselines", "climb", "mini", "shapes"}
     with pytest.raises(ConfigError, match="no table 'cifar10'; did you mean 'cifar100'"):
         read_expected("cifar10")
 
@@ -375,3 +376,20 @@ def test_a_metric_of_every_task_counts_as_its_mean(tmp_path):
 def test_a_setting_is_a_configuration_or_an_order(name):
     for setting in read_expected(name).settings.values():
         assert (setting.config is None) != (setting.order is None)
+
+
+@pytest.mark.parametrize("name", ["coin", "ucit", "mllm-dcl"])
+def test_published_rows_of_instructions_agree_with_their_own_averages(name):
+    """MFN is the mean of the final scores, and BWT (MFN - MFT) T / (T - 1), as we define them."""
+    table = read_expected(name)
+    numbers = table.read_numbers()[name]
+    order = numbers.pop("order")
+    assert [f"a[{order[-1]},{task}]" in table.metrics for task in order] == [True] * len(order)
+    assert tuple(task.name for task in cells_of(name)[0].jobs[0].plan.tasks) == tuple(order)
+    rows = [row for row in numbers.values() if isinstance(row, dict) and "final" in row]
+    assert rows
+    for row in rows:
+        assert row["MFN"] == pytest.approx(sum(row["final"]) / len(order), abs=0.06)
+        if "BWT" in row:
+            lost = (row["MFN"] - row["MFT"]) * len(order) / (len(order) - 1)
+            assert row["BWT"] == pytest.approx(lost, abs=0.02)

@@ -105,7 +105,13 @@ def find_runs(cells: Sequence[Cell], folders: Sequence[Path]) -> list[Cell]:
 
 
 def read_metric(run: Run, name: str) -> float:
-    """Return a metric of a run: `A_last`, the mean of `A_new`, or `a[vcr,vqa]` of VQA after VCR."""
+    """Return a metric of a run: `A_last`, the mean of `A_new`, or `a[vcr,vqa]` of VQA after VCR.
+
+    `zero_shot[vqa]` is the score on VQA before any task was learned.
+    """
+    for task, score in zip(run.tasks, run.zero_shot or (), strict=False):
+        if name == f"zero_shot[{task}]":
+            return score
     for after, row in zip(run.tasks, run.matrix.rows, strict=False):
         for task, score in zip(run.tasks, row, strict=False):
             if name == f"a[{after},{task}]":

@@ -17,6 +17,8 @@ from mcit.sweeps.grid import RunOptions
 TABLES = Path(__file__).parent
 # the numbers of the paper, which reports compare with too
 PAPER = TABLES.parent / "reports" / "paper_tables.json"
+# numbers of papers, by the name of their file
+PUBLISHED = {path.name: path for path in (PAPER, TABLES / "instruction_tables.json")}
 # stands for the data root in commands that are only shown
 PLACEHOLDER = "DIR"
 
@@ -77,13 +79,13 @@ class ExpectedResults:
 
     @property
     def published(self) -> bool:
-        """Whether the numbers are the paper's, and not measured with this program."""
-        return self.numbers == PAPER.name
+        """Whether the numbers are a paper's, and not measured with this program."""
+        return self.numbers in PUBLISHED
 
     @property
     def path(self) -> Path:
         """Return the file of the numbers."""
-        return PAPER if self.published else TABLES / self.numbers
+        return PUBLISHED.get(self.numbers, TABLES / self.numbers)
 
     def read_numbers(self) -> dict[str, Any]:
         """Return the contents of the file of the numbers; nothing if none were recorded yet."""
