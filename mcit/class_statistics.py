@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from mcit.parallel.global_batch import process_rank
+from mcit.parallel.global_batch import draw_rows, process_rank
 from mcit.parallel.loading import SplitLoader, gather_counts, sum_over_processes
 from mcit.task import Batch, Task, move
 
@@ -305,6 +305,22 @@ def find_shrinkage(features: Tensor) -> Tensor:
     if not bool(distance > 0):
         return torch.ones((), dtype=torch.float64)
     return (error / distance).clamp(0, 1)
+
+
+def draw_prototypes(means: Tensor, count: int, radius: float = 0.0) -> tuple[Tensor, Tensor]:
+    """Return `count` features around the means of random classes, and their labels.
+
+    feature = mu_c + radius * N(0, I), c uniform over the rows of `means` [classes, width]. It draws
+    for the examples of a batch that processes share.
+    """
+    uniform = draw_rows(torch.rand, count)
+    labels = (uniform.double() * len(means)).long()
+    features = means[labels.to(means.device)]
+    if radius:
+        width = means.shape[1]
+        noise = draw_rows(lambda rows: torch.randn(rows, width), count)
+        features = features + radius * noise.to(features)
+    return features, labels.to(means.device)
 
 
 def _mean(values: Tensor) -> Tensor:

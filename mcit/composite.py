@@ -12,6 +12,7 @@ gradients of those before them, and sums are rounded in that order.
 
 from __future__ import annotations
 
+import keyword
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, make_dataclass
 from typing import Any, get_type_hints
@@ -22,12 +23,13 @@ from mcit.classifier import Scorer
 from mcit.config.schema import ModelConfig
 from mcit.errors import ConfigError
 from mcit.method import Method, Outcome, Stage, Step
-from mcit.task import Batch, Output, Recipe, Task
+from mcit.task import Batch, Head, Output, Recipe, Task
 
 # hooks that return the one thing that is done, and what that is
 EXCLUSIVE_HOOKS = {
     "tasks_to_fit": "which tasks are learned at a stage",
     "prepare_batch": "the batch that is learned",
+    "extra_head": "which outputs stand beside the head's",
     "loss": "the loss itself",
     "extra_batch": "the batch of another task that is learned in between",
     "classifier": "what answers when tasks are scored",
@@ -77,6 +79,9 @@ class Composite(Method):
 
     def prepare_batch(self, stage: Stage, task: Task, batch: Batch) -> Batch:
         return self._owner("prepare_batch").prepare_batch(stage, task, batch)
+
+    def extra_head(self, stage: Stage, task: Task) -> Head | None:
+        return self._owner("extra_head").extra_head(stage, task)
 
     def loss(self, stage: Stage, task: Task, batch: Batch, output: Output) -> Tensor:
         return self._owner("loss").loss(stage, task, batch, output)
@@ -175,8 +180,12 @@ def compose(methods: Sequence[type[Method]]) -> type[Composite]:
 
 
 def section_of(method: type[Method]) -> str:
-    """Return the name of a part's options: as its file is called, without hyphens."""
-    return method.name.replace("-", "_")
+    """Return the name of a part's options: as its file is called, without hyphens.
+
+    A field cannot be called like a keyword of Python: `pass` has its options under `pass_`.
+    """
+    name = method.name.replace("-", "_")
+    return f"{name}_" if keyword.iskeyword(name) else name
 
 
 def find_clashes(methods: Sequence[type[Method]]) -> list[str]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from mcit.classifier import Scorer
 from mcit.config.parse import Selection
 from mcit.config.schema import ModelConfig
-from mcit.task import Batch, Output, Recipe, Split, Task
+from mcit.task import Batch, Head, Output, Recipe, Split, Task
 
 if TYPE_CHECKING:
     from mcit.consolidation import Diagnosis
@@ -151,6 +151,14 @@ class Method:
     def prepare_batch(self, stage: Stage, task: Task, batch: Batch) -> Batch:
         """Return the batch to train on, on the device: rotated images, pseudo-examples."""
         return batch
+
+    def extra_head(self, stage: Stage, task: Task) -> Head | None:
+        """Return a head whose logits follow the task's in the learner's output, mostly none.
+
+        By default it is that of the task's recipe, which the trainer adds and drops; one of the
+        method's own is grown in begin_task.
+        """
+        return task.extra_head
 
     def loss(self, stage: Stage, task: Task, batch: Batch, output: Output) -> Tensor:
         """Return the loss of a batch, by default the task's."""

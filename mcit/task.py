@@ -212,6 +212,21 @@ class Task(ABC):
         Call `check` first.
         """
 
+    @property
+    def extra_head(self) -> Head | None:
+        """Return a head whose outputs stand beside the task's own while it is learned.
+
+        Both are under one softmax; when the task has been learned, the extra head is dropped.
+        """
+        return None
+
+    def expand(self, batch: Batch) -> Batch:
+        """Return the batch to learn from, on the device; a recipe may add rotated images.
+
+        The rows of an example stand one after the other, as many for every example.
+        """
+        return batch
+
     def path(self, *names: str) -> Path:
         """Return a path below the root."""
         if self.root is None:

@@ -23,7 +23,9 @@ from mcit.spelling import suggest
 from mcit.task import Recipe
 
 FOLDER = Path(__file__).parent.parent / "configs"
-CONFIGS = sorted(path for path in FOLDER.rglob("*.yaml") if path.parent.name != "accelerate")
+# of other kinds: for `accelerate launch`, and options of tasks for --recipe
+OTHERS = ("accelerate", "recipes")
+CONFIGS = sorted(path for path in FOLDER.rglob("*.yaml") if path.parent.name not in OTHERS)
 
 
 @dataclass(frozen=True)

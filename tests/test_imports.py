@@ -24,7 +24,7 @@ LAYERS = [
     "transport",
     "data embedded",
     "models",
-    "consolidating projecting fresh_pairs classifiers transports answering",
+    "consolidating projecting fresh_pairs prototypes classifiers transports answering",
     "methods",
     "training",
     "checkpoint provenance runner",

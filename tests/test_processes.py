@@ -82,6 +82,8 @@ WITH_CLASSES = {
     "der": {"method__size": 10},
     "joint": REFRESHED,
     "freeze_encoder": {"classifier__name": "lda"},
+    "pass": {"tasks__shapes__recipe__learning_rate": 1e-3},
+    "ssre": {"tasks__shapes__recipe__learning_rate": 1e-3, **REFRESHED},
 }
 # one training that several classifiers score
 ANSWERED = {"classifier__name": "gaussian,head,svm", "transport__name": "ridge"}
@@ -97,7 +99,7 @@ IN_WORDS = {
 }
 RUNS = [*(f"heads {name}" for name in WITH_HEADS), *(f"classes {name}" for name in WITH_CLASSES)]
 RUNS += [f"words {name}" for name in WITH_WORDS]
-RUNS.append("classes answered")
+RUNS += ["classes answered", "classes turned"]
 
 
 def test_every_method_is_run_on_the_tracks_where_it_makes_sense():
@@ -121,6 +123,7 @@ def launched(tmp_path_factory):
         f"words {name}": configure(INSTRUCTIONS, name, text_world, **IN_WORDS, **o)
         for name, o in WITH_WORDS.items()
     }
+    configs["classes turned"] = configure("shapes:2x3", "finetune", recipe="rotations", **REFRESHED)
     configs["classes answered"] = configure("shapes:2x3", "finetune", **ANSWERED)
     configs["adamw"] = configure("vqa,nlvr2", "finetune", world)
     (folder / "runs.json").write_text(

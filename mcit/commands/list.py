@@ -8,11 +8,15 @@ import sys
 from typing import Any
 
 from mcit.arguments import some_text
+from mcit.config.files import list_recipes
 from mcit.config.options import OptionInfo, list_options
 from mcit.errors import ConfigError
 from mcit.registry import CATEGORIES, TASK, check_name, find_class, list_names, summarize
 
-HELP = "list tasks, methods, classifiers and transports; with a name, its paper and its options"
+HELP = (
+    "list tasks, methods, classifiers, transports and recipes; with a name of the first four, its "
+    "paper and its options"
+)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -36,6 +40,11 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"{category.word}s:")
         for name, summary in summaries.items():
             print(f"  {name:{width}}  {summary}")
+    print("recipes:")
+    recipes = list_recipes()
+    width = max(map(len, recipes))
+    for name, summary in recipes.items():
+        print(f"  {name:{width}}  {summary}")
     print("\n`mcit list NAME` prints what a name stands for, its paper, and all of its options")
     return 0
 

@@ -26,6 +26,7 @@ KEYS = (
     "classifier",
     "transport",
     "preset",
+    "recipe",
     "data_root",
     "on_bad_record",
     "seed",
@@ -67,6 +68,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         choices=PRESETS,
         help="for class-incremental runs: `release` follows the EWC-DR code (default), `exact` "
         "its equations",
+    )
+    parser.add_argument(
+        "--recipe",
+        type=some_text,
+        help="for class-incremental runs: how every method learns a task: release (default), "
+        "augmented, rotations (see `mcit list`), or a YAML file of task options",
     )
     parser.add_argument(
         "--data-root",

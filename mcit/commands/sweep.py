@@ -31,7 +31,7 @@ EPILOG = """
   mcit sweep grid.yaml --output runs/grid --dry-run
 
 A grid file has the same names: order or orders, methods (a list, or a section that gives each its
-strengths: `ewc: [300, 1000]`), strengths, seeds, config, preset, data_root, set. Options of
+strengths: `ewc: [300, 1000]`), strengths, seeds, config, preset, recipe, data_root, set. Options of
 the command line override the file. Runs that are complete are not repeated and interrupted runs are
 resumed: the same command continues a sweep.
 """
@@ -60,6 +60,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--config", type=some_text, help="as in `mcit run`, for every run")
     parser.add_argument("--preset", choices=PRESETS, help="as in `mcit run`")
+    parser.add_argument("--recipe", type=some_text, help="as in `mcit run`")
     parser.add_argument("--data-root", type=some_text, metavar="DIR", help="as in `mcit run`")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="as in `mcit run`"
@@ -214,7 +215,7 @@ def build_grid(arguments: argparse.Namespace) -> Grid:
         data["orders"] = arguments.order
     if arguments.seeds:
         data["seeds"] = parse_seeds(arguments.seeds)
-    for name in ("config", "preset", "data_root"):
+    for name in ("config", "preset", "recipe", "data_root"):
         if getattr(arguments, name) is not None:
             data[name] = getattr(arguments, name)
     data["set"] = [*data["set"], *arguments.set]

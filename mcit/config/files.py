@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from mcit.config.parse import Selection, describe_kind, layer, override, parse, to_dict
-from mcit.config.schema import PRESETS, RunConfig
+from mcit.config.schema import PRESETS, RECIPE, RunConfig
 from mcit.config.yaml_text import dump_yaml, load_yaml
 from mcit.errors import ConfigError
 from mcit.files import find_folder_problem
@@ -28,6 +28,7 @@ from mcit.registry import (
 from mcit.spelling import suggest
 
 CONFIGS = "configs"
+RECIPES = "recipes"
 NO_TASKS = "no tasks are given: use --order vqa,nlvr2,snli-ve,vcr or --order shapes:5x4"
 # the files under the settings of runs on the data that ship with mcit, by the track of the tasks
 EMBEDDED = {"TASKS": "embedded", "TEXT": "embedded-text"}
@@ -68,14 +69,23 @@ def complete(data: Mapping[str, Any]) -> RunConfig:
     tracks = [_peek_track(item) for item in config.order]
     if "CLASSES" in tracks:
         preset = config.preset or PRESETS[0]
+        recipe = config.recipe or RECIPE
         merged = layer(read_preset(preset), data)
-        return parse(RunConfig, {**merged, "preset": preset})
+        return parse(RunConfig, {**merged, "preset": preset, "recipe": recipe})
     if config.preset is not None and config.order:
         listed = ", ".join(config.order)
         raise ConfigError(
             [
                 f"preset {config.preset!r} is for class-incremental orders such as shapes:5x4: its "
                 f"strengths belong to their recipes; for {listed} set method options instead"
+            ]
+        )
+    if config.recipe is not None and config.order:
+        listed = ", ".join(config.order)
+        raise ConfigError(
+            [
+                f"recipe {config.recipe!r} is for class-incremental orders such as shapes:5x4; for "
+                f"{listed} set the options of each task, such as tasks.NAME.recipe.schedule=cosine"
             ]
         )
     if config.data_root is None:
@@ -97,8 +107,25 @@ def find_name_problems(config: RunConfig) -> list[str]:
             if not is_ambiguous(category, name):
                 problems += check_options(category, name, options, f"{category.word}s.{name}")
     problems += check_options(METHOD, config.method.name, config.method.options, "method")
+    problems += _find_recipe_problems(config)
     problems += _find_classifier_problems(config)
     return list(dict.fromkeys(problems))
+
+
+def _find_recipe_problems(config: RunConfig) -> list[str]:
+    """Return what is wrong with the name of the recipe, or with the options in its file."""
+    if config.recipe is None:
+        return []
+    try:
+        options = read_recipe(config.recipe)
+    except ConfigError as error:
+        return error.problems
+    problems = []
+    for item in config.order:
+        name = task_name(item)
+        if not check_name(TASK, name):
+            problems += check_options(TASK, name, options, f"recipe {config.recipe}")
+    return problems
 
 
 def _find_classifier_problems(config: RunConfig) -> list[str]:
@@ -165,27 +192,69 @@ def find_config(name: str) -> Path:
     path = Path(name)
     if path.suffix in (".yaml", ".yml") and path.exists():
         return path
+    known = _list_configs()
+    name = name.removeprefix(f"{CONFIGS}/").removesuffix(".yaml")
+    if name in known:
+        return known[name]
+    if path.is_file():
+        return path
+    # recipes hold options of tasks, and are no configurations
+    names = sorted(name for name in known if not name.startswith(f"{RECIPES}/"))
+    listed = ", ".join(names)
+    near = suggest(name, names)
+    raise ConfigError(
+        [f"no configuration file {str(path)!r}{near} (names in {CONFIGS}/: {listed})"]
+    )
+
+
+def _list_configs() -> dict[str, Path]:
+    """Return the files in `configs/` by name."""
     known = {}
     for folder in importlib.import_module("mcit.configs").__path__:
         for file in sorted(Path(folder).rglob("*.yaml")):
             # those in accelerate/ are for `accelerate launch --config_file`
             if file.parent.name != "accelerate":
                 known[str(file.relative_to(folder).with_suffix(""))] = file
-    name = name.removeprefix(f"{CONFIGS}/").removesuffix(".yaml")
-    if name in known:
-        return known[name]
-    if path.is_file():
-        return path
-    listed = ", ".join(sorted(known))
-    near = suggest(name, known)
-    raise ConfigError(
-        [f"no configuration file {str(path)!r}{near} (names in {CONFIGS}/: {listed})"]
-    )
+    return known
 
 
 def read_preset(name: str) -> dict[str, Any]:
     """Return the settings of a preset."""
     return read_yaml(find_config(f"presets/{name}"))
+
+
+def list_recipes() -> dict[str, str]:
+    """Return the recipes that ship, each with the comment that its file opens with."""
+    found = {}
+    for name, path in _list_configs().items():
+        folder, _, recipe = name.rpartition("/")
+        if folder == RECIPES:
+            found[recipe] = _read_comment(path)
+    return found
+
+
+def read_recipe(name: str) -> dict[str, Any]:
+    """Return the task options of a recipe: one that ships, or a YAML file of the user's own."""
+    known = _list_configs()
+    shipped = known.get(f"{RECIPES}/{name}")
+    if shipped is not None:
+        return read_yaml(shipped)
+    if Path(name).is_file():
+        return read_yaml(name)
+    names = list_recipes()
+    near = suggest(name, names)
+    listed = ", ".join(names)
+    raise ConfigError([f"unknown recipe {name!r}{near} (recipes: {listed}, or a YAML file)"])
+
+
+def _read_comment(path: Path) -> str:
+    """Return the comment at the top of a file as one line."""
+    lines = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            break
+        lines.append(line.removeprefix("#").strip())
+    return " ".join(lines)
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:

@@ -22,6 +22,8 @@ def keep_kinds(config: Any, *kinds: Kind) -> dict[str, Any]:
             # it follows from other fields
             continue
         value = getattr(config, field.name)
+        if metadata.get("newer") and value == field.default:
+            continue
         if dataclasses.is_dataclass(hints[field.name]) and dataclasses.is_dataclass(value):
             section = keep_kinds(value, *kinds)
             if section:

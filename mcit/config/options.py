@@ -39,9 +39,14 @@ def option(
     help: str,
     kind: Kind = Kind.RESULT,
     factory: Callable[[], Any] | Any = MISSING,
+    newer: bool = False,
 ) -> Any:
-    """Return a dataclass field that knows its help text and its kind."""
-    metadata = {"help": help, "kind": kind}
+    """Return a dataclass field that knows its help text and its kind.
+
+    newer: there are recorded runs from before the option. They had its default, which is therefore
+    left out of what tells experiments apart.
+    """
+    metadata = {"help": help, "kind": kind, "newer": newer}
     if factory is not MISSING:
         return dataclasses.field(default_factory=factory, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)

@@ -12,6 +12,8 @@ from mcit.errors import ConfigError
 from mcit.files import find_path_problems
 
 PRESETS = ("release", "exact")
+# the recipe of class-incremental runs that name none
+RECIPE = "release"
 
 
 def _check_ranges(config: Any, **ranges: tuple[int, int | None]) -> None:
@@ -192,6 +194,11 @@ class RunConfig:
     )
     preset: Literal["release", "exact"] | None = option(
         None, help="a file in configs/presets/, merged under what is given here"
+    )
+    recipe: str | None = option(
+        None,
+        help="how class-incremental tasks are learned, whatever the method: a name in "
+        "configs/recipes/ or a YAML file of task options; none: release",
     )
     data_root: str | None = option(None, help="folder of the official data", kind=Kind.PLACE)
     on_bad_record: Literal["fail", "skip"] = option(

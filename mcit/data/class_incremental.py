@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, Literal, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -33,7 +33,9 @@ from mcit.config.options import Kind, option
 from mcit.config.parse import parse, to_dict
 from mcit.data.augment import image_to_tensor, normalize
 from mcit.data.image_folders import Images
+from mcit.data.policies import POLICIES, cut_out_squares
 from mcit.data.problems import BadRecords, OnBad, Policy, refuse
+from mcit.data.rotations import TURNED, label_rotations, rotate_batch, rotation_head
 from mcit.data.scores import Accuracy
 from mcit.data.splits import order_classes, parse_split
 from mcit.errors import ConfigError, DataError
@@ -125,6 +127,28 @@ class ClassIncrementalTask(Task):
     schedule_scale: float = option(
         1.0, help="multiplies the epochs; milestones stay at their fractions"
     )
+    later_rate: float = option(
+        1.0,
+        help="learning rate of every later task, as a multiple of the recipe's",
+        newer=True,
+    )
+    augmentation: Literal["plain", "auto", "trivial"] = option(
+        "plain",
+        help="what is done to training images on top of the data set's own: AutoAugment's policy "
+        "for CIFAR, or TrivialAugmentWide",
+        newer=True,
+    )
+    cutout: int = option(
+        0,
+        help="side of a square that is blackened in training images, in pixels; 0 for none",
+        newer=True,
+    )
+    rotations: bool = option(
+        False,
+        help="learn rotated images of the first task as classes of their own, by a head that is "
+        "dropped then",
+        newer=True,
+    )
     on_bad_record: Policy = option(
         "fail", help="stop at a bad record, or leave bad records out and count them"
     )
@@ -207,7 +231,7 @@ class ClassIncrementalTask(Task):
             epochs = self.later_epochs if self.span.known else self.first_epochs
             scaled = _round_half_up(epochs * self.schedule_scale)
             recipe = stretch_recipe(self._full_recipe(), scaled)
-            object.__setattr__(self, "recipe", recipe)
+            object.__setattr__(self, "recipe", self._scale_rate(recipe))
 
     def _check_options(self) -> None:
         problems = []
@@ -217,9 +241,11 @@ class ClassIncrementalTask(Task):
             )
         if self.class_order_seed is not None and not 0 <= self.class_order_seed < 2**32:
             problems.append(f"'class_order_seed' must be 0..2^32-1, found {self.class_order_seed}")
-        for name in ("first_epochs", "later_epochs", "schedule_scale"):
+        for name in ("first_epochs", "later_epochs", "schedule_scale", "later_rate"):
             if getattr(self, name) <= 0:
                 problems.append(f"'{name}' must be positive, found {getattr(self, name)}")
+        if self.cutout < 0:
+            problems.append(f"'cutout' must be a number of pixels from 0, found {self.cutout}")
         if problems:
             raise ConfigError(problems)
 
@@ -235,10 +261,18 @@ class ClassIncrementalTask(Task):
                 [f"'{where}' must be a section of names and values, found {changes!r}"]
             )
         recipe = parse(Recipe, {**to_dict(self.recipe), **changes}, where=where)
+        if "learning_rate" in changes:
+            recipe = self._scale_rate(recipe)
         if "milestones" in changes:
             return recipe
         stretched = stretch_recipe(self._full_recipe(), recipe.epochs)
         return replace(recipe, milestones=stretched.milestones)
+
+    def _scale_rate(self, recipe: Recipe) -> Recipe:
+        """Return a recipe of all tasks as this one has it: later ones may have another rate."""
+        if not self.span.known:
+            return recipe
+        return replace(recipe, learning_rate=recipe.learning_rate * self.later_rate)
 
     @abstractmethod
     def read_images(self, split: str, kept: Sequence[int], on_bad: OnBad) -> Images:
@@ -254,6 +288,15 @@ class ClassIncrementalTask(Task):
         images: what `load_rows` of the task's images returns, pixels uint8 [batch, 3, height,
         width] if they are stored.
         """
+
+    def transform_training(self, images: Any) -> Tensor:
+        """Return training images, changed as the data set and the recipe say; values 0..255."""
+        changed = self.augment(images)
+        if self.augmentation != "plain":
+            changed = POLICIES[self.augmentation](changed.to(torch.uint8))
+        if self.cutout:
+            changed = cut_out_squares(changed, self.cutout)
+        return changed
 
     def eval_transform(self, images: Any) -> Tensor:
         """Return images as they are scored, cut to what is looked at; values 0..255."""
@@ -275,6 +318,15 @@ class ClassIncrementalTask(Task):
     @property
     def head(self) -> Head:
         return Head("classes", outputs=self.span.total, kind="class", layout="linear")
+
+    @property
+    def extra_head(self) -> Head | None:
+        if self.rotations and not self.span.known:
+            return rotation_head(self.span.total)
+        return None
+
+    def expand(self, batch: Batch) -> Batch:
+        return batch if self.extra_head is None else rotate_batch(batch)
 
     def network_defaults(self) -> Mapping[str, Any]:
         stem = self.equal_stem if self.part.is_equal else self.big_start_stem
@@ -330,7 +382,7 @@ class ClassIncrementalTask(Task):
         labels = position[images.labels]
         is_ours = (labels >= self.span.known) & (labels < self.span.total)
         rows = is_ours.nonzero().squeeze(1)
-        transform = self.augment if split == "train" else self.eval_transform
+        transform = self.transform_training if split == "train" else self.eval_transform
         own = ClassExamples(images, rows, labels[rows], transform)
         return own if split in ("eval", "test") else self._join_kept(own)
 
@@ -388,6 +440,8 @@ class ClassIncrementalTask(Task):
         return {"pixel_values": normalize(resized, processor.mean, processor.std)}
 
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
+        if TURNED in batch:
+            return F.cross_entropy(logits, self._wanted_outputs(batch))
         # with examples of earlier classes, all answers are compared
         known = 0 if self.part.kept else self.span.known
         return F.cross_entropy(logits[:, known : self.span.total], batch["labels"] - known)
@@ -396,7 +450,12 @@ class ClassIncrementalTask(Task):
         return batch["labels"]
 
     def metric_inputs(self, predicted: Tensor, batch: Batch) -> Mapping[str, Any]:
-        return {"predictions": predicted.argmax(dim=1), "references": batch["labels"]}
+        return {"predictions": predicted.argmax(dim=1), "references": self._wanted_outputs(batch)}
+
+    def _wanted_outputs(self, batch: Batch) -> Tensor:
+        if TURNED not in batch:
+            return batch["labels"]
+        return label_rotations(batch["labels"], batch[TURNED], self.span.total)
 
     def metric(self) -> Accuracy:
         return Accuracy()

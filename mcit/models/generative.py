@@ -219,9 +219,11 @@ class GenerativeLearner(Learner):
     encoder: GenerativeBackbone
     processor: GenerativeInputs
 
-    def forward(self, batch: Batch, head: Head) -> Output:
+    def forward(self, batch: Batch, head: Head, extra: Head | None = None) -> Output:
         """Return features [batch, width] and logits [batch, answer, vocabulary]."""
         _check_kind(head)
+        if extra is not None:
+            raise ValueError(f"no head can stand beside a vocabulary, found {extra.name!r}")
         return self.encoder.answer(batch)
 
     def predict(self, batch: Batch, head: Head) -> list[str]:

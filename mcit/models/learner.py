@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 
 from mcit.config.parse import parse, to_dict
@@ -14,6 +15,7 @@ from mcit.config.schema import LoraConfig
 from mcit.models.backbone import Backbone
 from mcit.models.heads import TaskHead
 from mcit.models.lora_pairs import find_acting, use_adapters
+from mcit.models.taps import add_taps, fold_taps
 from mcit.spelling import suggest
 from mcit.task import Batch, Head, Output
 
@@ -28,15 +30,27 @@ class Learner(nn.Module):
         self.processor = processor
         self._known: dict[str, Head] = {}
         self._adapters: dict[str, LoraConfig] = {}
+        self._tapped = False
 
-    def forward(self, batch: Batch, head: Head) -> Output:
-        """Return features [batch, views * width] and the logits [batch, outputs] of that head."""
+    def forward(self, batch: Batch, head: Head, extra: Head | None = None) -> Output:
+        """Return features [batch, views * width] and the logits [batch, outputs] of that head.
+
+        The outputs of an extra head follow those of the first.
+        """
         module = self._find(head)
         features = self.encoder(batch)  # [batch, views, width]
         if features.shape[1] != head.views:
             found = features.shape[1]
             raise ValueError(f"head {head.name!r} needs {head.views} views, the batch has {found}")
-        return Output(features.flatten(1), module(features))
+        logits = module(features)
+        if extra is not None:
+            logits = torch.cat([logits, self._find(extra)(features)], dim=1)
+        return Output(features.flatten(1), logits)
+
+    def answer(self, features: Tensor, head: Head, extra: Head | None = None) -> Tensor:
+        """Return the logits of heads of one view about features [batch, width], as `forward`."""
+        heads = [head] if extra is None else [head, extra]
+        return torch.cat([self._find(each)(features.unsqueeze(1)) for each in heads], dim=1)
 
     def predict(self, batch: Batch, head: Head) -> Any:
         """Return what is scored: logits [batch, outputs] in single precision."""
@@ -64,6 +78,12 @@ class Learner(nn.Module):
                 self._find(head).grow(head.outputs)
         self._known[head.name] = head
 
+    def drop(self, head: Head) -> None:
+        """Remove the head of that name."""
+        self._find(head)
+        del self.heads[head.name]
+        del self._known[head.name]
+
     @property
     def known_heads(self) -> Mapping[str, Head]:
         """Return the heads as they are now."""
@@ -83,6 +103,16 @@ class Learner(nn.Module):
     def let_train(self, head: Head) -> None:
         """Let a head train besides the one that is active."""
         self._find(head).requires_grad_(True)
+
+    def add_taps(self) -> None:
+        """Give every 3x3 convolution of the backbone a 1x1 convolution beside it, which trains."""
+        add_taps(self.encoder)
+        self._tapped = True
+
+    def fold_taps(self) -> None:
+        """Add what such convolutions have learned to those they stand beside, and remove them."""
+        fold_taps(self.encoder)
+        self._tapped = False
 
     def head_of(self, parameter: str) -> str | None:
         """Return the head that a parameter belongs to, None for the backbone's."""
@@ -120,15 +150,18 @@ class Learner(nn.Module):
         return copy.deepcopy(self, memo).requires_grad_(False).eval()
 
     def structure(self) -> dict[str, Any]:
-        """Return what was added since the learner was built, as JSON: heads and adapters."""
-        return {
+        """Return what was added since the learner was built, as JSON: heads, adapters, taps."""
+        structure: dict[str, Any] = {
             "heads": [asdict(head) for head in self._known.values()],
             "adapters": {name: to_dict(lora) for name, lora in self._adapters.items()},
             "acting": find_acting(self.encoder),
         }
+        if self._tapped:
+            structure["taps"] = True
+        return structure
 
     def rebuild(self, structure: Mapping[str, Any]) -> None:
-        """Add the heads and adapters of `structure` that are missing, to load weights into."""
+        """Add what of `structure` is missing, to load weights into."""
         for head in structure["heads"]:
             self.grow(parse(Head, head))
         for name, lora in structure["adapters"].items():
@@ -136,6 +169,8 @@ class Learner(nn.Module):
                 self.add_adapter(name, parse(LoraConfig, lora))
         if structure["acting"]:
             use_adapters(self.encoder, structure["acting"])
+        if structure.get("taps") and not self._tapped:
+            self.add_taps()
 
     def _find(self, head: Head) -> TaskHead:
         if head.name not in self.heads:

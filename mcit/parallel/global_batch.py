@@ -62,17 +62,31 @@ def draw_rows(draw: Callable[[int], Tensor], count: int) -> Tensor:
     """Return `draw(count)` [count, ...] for the examples of this process.
 
     For a shared batch it is drawn for all examples and this process keeps its own, so that the
-    global generator moves on as far as in a process that is alone.
+    global generator moves on as far as in a process that is alone. An example may have several
+    rows, one after the other, as many as the others.
     """
     rows = _current
     if rows is None or len(rows.places) == rows.total:
         return draw(count)
-    if count != len(rows.places):
-        held = len(rows.places)
+    held = len(rows.places)
+    copies, rest = divmod(count, held)
+    if rest or not copies:
         raise RuntimeError(
             f"{count} examples are drawn for, but this process holds {held} of the batch"
         )
-    return draw(rows.total)[list(rows.places)]
+    places = torch.tensor(list(rows.places)).view(-1, 1) * copies + torch.arange(copies)
+    return draw(rows.total * copies)[places.flatten().tolist()]
+
+
+def sum_over_batch(value: Tensor) -> Tensor:
+    """Return a sum over this process's rows, summed over those of all processes.
+
+    Gradients go through it: losses that every process computes of it, and weights by its rows, add
+    up to one loss.
+    """
+    if _current is None or process_rank()[1] == 1:
+        return value
+    return _SumOverProcesses.apply(value * float(_current.counted))
 
 
 def mean_over_rows(total: Tensor, count: Tensor) -> Tensor:

@@ -89,6 +89,7 @@ def _list_facts(run: Run) -> dict[str, Any]:
         facts["chance"] = [round(level, 1) for level in run.scores.chance]
     if run.external:
         return facts
+    facts["recipe"] = run.recipe
     for key, value in run.experiment.items():
         if key.partition(".")[0] != "method":
             facts[key] = value

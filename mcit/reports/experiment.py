@@ -9,7 +9,7 @@ from typing import Any
 from mcit.config.parse import flatten
 
 # what differs most often comes first in a label
-FIRST_IN_LABELS = ("preset", "method.strength")
+FIRST_IN_LABELS = ("recipe", "preset", "method.strength")
 
 
 def experiment_of(config: Mapping[str, Any], provenance: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from mcit.reports.runs import Run
 BOUNDS = ("joint", "single")
 STRENGTH = "method.strength"
 PRESET = "preset"
+RECIPE = "recipe"
 # the classifier that needs no name
 HEAD = "head"
 # methods and classifiers as papers write them
@@ -46,12 +47,14 @@ PAPER_NAMES = {
     "nearest_mean": "NCM",
     "olora": "O-LoRA",
     "online_ewc": "Online EWC",
+    "pass": "PASS",
     "qda": "QDA",
     "reglora": "RegLoRA",
     "replay": "Replay",
     "ridge": "Ridge",
     "si": "SI",
     "single": "Single task",
+    "ssre": "SSRE",
     "svm": "SVM",
 }
 
@@ -197,6 +200,12 @@ def split_settings(groups: Groups) -> dict[Setting, list[Group]]:
     return settings
 
 
+def list_recipes(groups: Groups) -> list[str]:
+    """Return the recipes of groups, in order of first appearance."""
+    named = [group.runs[0].recipe for group in groups]
+    return list(dict.fromkeys(name for name in named if name is not None))
+
+
 def average(values: Sequence[float | None]) -> float | None:
     """Return the mean; None for no values, and if one of them is undefined."""
     known = [value for value in values if value is not None]
@@ -251,7 +260,11 @@ def _tell_apart(groups: Groups) -> list[Group]:
         distinctions = {}
         if run.experiment:
             settings = _list_settings(group)
-            distinctions = {key: settings.get(key) for key in find_distinctions(own)}
+            keys = find_distinctions(own)
+            if len(list_recipes(_of_setting(groups, group.setting))) > 1 and RECIPE not in keys:
+                # a table that mixes recipes names that of every row
+                keys = [RECIPE, *keys]
+            distinctions = {key: settings.get(key) for key in keys}
         new = replace(group, distinctions=distinctions, remark=_describe_state(run))
         # results from elsewhere do not take the plain name of our own
         if (new.setting, new.name) in taken or (own and not run.experiment):
@@ -267,11 +280,15 @@ def _has_same_method(group: Group, other: Group) -> bool:
     return same and group.setting == other.setting
 
 
+def _of_setting(groups: Groups, setting: Setting) -> list[Group]:
+    return [group for group in groups if group.setting == setting]
+
+
 def _list_settings(group: Group) -> dict[str, Any]:
-    """Return the experiment of a group, with the preset that it began from."""
+    """Return the experiment of a group, with the preset and the recipe that it began from."""
     run = group.runs[0]
-    # it decides nothing that is not in the experiment, and names it best
-    return {**run.experiment, PRESET: run.scores.preset}
+    # they decide nothing that is not in the experiment, and name it best
+    return {**run.experiment, PRESET: run.scores.preset, RECIPE: run.recipe}
 
 
 def _describe_state(run: Run) -> str:

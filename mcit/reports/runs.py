@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from mcit.config.files import read_yaml
 from mcit.config.parse import parse
+from mcit.config.schema import RECIPE
 from mcit.errors import ConfigError, DataError
 from mcit.metrics import CONTENT, ScoreMatrix, SplitLoss, name_as_published, split_loss
 from mcit.metrics import to_dict as compute_metrics
@@ -62,6 +63,7 @@ class Scores:
     chance: tuple[float, ...] | None = None
     before: tuple[float | None, ...] = ()
     preset: str | None = None
+    recipe: str | None = None
     # whether the data are the benchmark that ships with mcit
     embedded: bool | None = None
     diagnoses: tuple[str, ...] = ()
@@ -178,6 +180,14 @@ class Run:
         totals = [0, *(round(100 / level) for level in chance)]
         sizes = tuple(later - earlier for earlier, later in pairwise(totals))
         return sizes if min(sizes) > 0 else None
+
+    @property
+    def recipe(self) -> str | None:
+        """The recipe of a class-incremental run; None if there is none, or nobody knows."""
+        if self.scores.recipe is None and self.track == CLASSES:
+            # it was written when there was no other
+            return RECIPE
+        return self.scores.recipe
 
     @cached_property
     def experiment(self) -> dict[str, Any]:

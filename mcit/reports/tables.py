@@ -36,6 +36,7 @@ from mcit.reports.groups import (
     average,
     describe_progress,
     group_runs,
+    list_recipes,
     split_settings,
 )
 from mcit.reports.runs import SCORES, Run, Scores, check_scores, make_run
@@ -197,6 +198,7 @@ def compare_groups(groups: Groups, name: str) -> Table:
     if setting.embedded:
         title += ", the embedded benchmark"
     notes += _explain_numbers(groups)
+    notes += _name_recipes(groups)
     notes += [_describe_method(group) for group in groups]
     columns = [Column("method"), *(each.column for each in measures)]
     rows = _compare({setting: groups}, {setting: measures})
@@ -247,7 +249,7 @@ def compare_splits(dataset: str, splits: Mapping[Setting, Groups]) -> Table:
     name = f"splits-{make_slug(dataset)}"
     rows = _compare(complete, measures)
     every = [group for groups in complete.values() for group in groups]
-    notes = [AVERAGE_OF_CLASSES, AVERAGES, *_explain_numbers(every)]
+    notes = [AVERAGE_OF_CLASSES, AVERAGES, *_explain_numbers(every), *_name_recipes(every)]
     return Table(TableKind.SPLITS, name, title, columns, rows, notes)
 
 
@@ -258,6 +260,17 @@ def _explain_numbers(groups: Groups) -> list[Note]:
 
 def _explain_spread(groups: Groups) -> list[Note]:
     return [SPREAD] if any(len(group.runs) > 1 for group in groups) else []
+
+
+def _name_recipes(groups: Groups) -> list[Note]:
+    """Return the recipe that all rows share, or a warning if they do not."""
+    recipes = list_recipes(groups)
+    if not recipes:
+        return []
+    if len(recipes) == 1:
+        return [Note(f"Recipe: {recipes[0]}.")]
+    listed = ", ".join(recipes)
+    return [Note(f"Rows have different recipes ({listed}), which score differently by themselves.")]
 
 
 def tabulate_group(group: Group, alone: bool = False) -> list[Table]:
@@ -373,6 +386,8 @@ def describe_run(run: Run) -> list[Note]:
             parts.append(f"{task} {text}")
         lines.append("knowledge transfer: " + ", ".join(parts))
     lines.append(f"{run.method}: {run.scores.estimator}")
+    if run.recipe is not None:
+        lines.append(f"recipe: {run.recipe}")
     lines += run.scores.diagnoses[-1:]
     if run.cost.keys() >= COSTS.keys():
         fit, importance, scoring, kept = (run.cost[key] / unit for key, unit in COSTS.items())

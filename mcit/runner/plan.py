@@ -13,7 +13,7 @@ from mcit import models
 from mcit.answering import HEAD, Answering
 from mcit.classifier import Classifier
 from mcit.composite import Composite
-from mcit.config.files import NO_TASKS, split_names
+from mcit.config.files import NO_TASKS, read_recipe, split_names
 from mcit.config.identity import keep_kinds
 from mcit.config.options import Kind
 from mcit.config.parse import layer, parse, to_dict
@@ -79,6 +79,7 @@ class Plan:
             "methods",
             "method",
             "preset",
+            "recipe",
             "classifier",
             "classifiers",
             "transport",
@@ -203,6 +204,7 @@ def find_embedded(tasks: Sequence[Task], embedded_root: Path | None = None) -> l
 def _find_tasks(config: RunConfig, embedded_root: Path | None, problems: list[str]) -> list[Task]:
     """Return the tasks of an order; what is wrong with them is added to `problems`."""
     options_of = _group_by_class(config.tasks, find_task, problems)
+    recipe = {} if config.recipe is None else read_recipe(config.recipe)
     tasks: list[Task] = []
     for item in config.order:
         name, _, split = item.partition(":")
@@ -213,7 +215,7 @@ def _find_tasks(config: RunConfig, embedded_root: Path | None, problems: list[st
             options: dict[str, Any] = {"root": root}
             if config.on_bad_record != "fail":
                 options["on_bad_record"] = config.on_bad_record
-            options.update(options_of.get(task, {}))
+            options.update(layer(recipe, options_of.get(task, {})))
             tasks += task.sequence(split or None, options, config.seed)
         except UnknownName as error:
             problems.append(str(error))

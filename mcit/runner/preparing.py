@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from mcit.config.files import describe_data_root
-from mcit.config.schema import RunConfig
+from mcit.config.files import describe_data_root, read_recipe
+from mcit.config.parse import flatten
+from mcit.config.schema import RECIPE, RunConfig
 from mcit.embedded.benchmark import ensure_benchmark, find_place
 from mcit.errors import ConfigError, FolderError
 from mcit.files import cache_folder
@@ -51,9 +52,17 @@ def prepare_plan(config: RunConfig, say: Say) -> Plan:
         plan = resolve(config, _make_benchmark())
     plan.check_data()
     # only now that nothing is wrong: it would stand before the error
+    if config.recipe is not None and config.recipe != RECIPE:
+        say(f"recipe {config.recipe}: {_describe_recipe(config.recipe)}")
     if config.preset is not None:
         say(f"preset {config.preset}: {config.method.name}, {plan.method.describe()}")
     return plan
+
+
+def _describe_recipe(name: str) -> str:
+    """Return the options that a recipe sets."""
+    options = flatten(read_recipe(name))
+    return ", ".join(f"{key} {value}" for key, value in options.items())
 
 
 def _make_benchmark() -> Path:

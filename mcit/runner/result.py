@@ -123,6 +123,7 @@ class Result:
             "estimator": self.plan.describe_method(),
             "classifier": self.plan.answering.own,
             "preset": config.preset,
+            "recipe": config.recipe,
             "seed": config.seed,
             "embedded": self.plan.embedded,
             **self._describe_scores(),

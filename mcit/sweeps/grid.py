@@ -75,6 +75,7 @@ class Grid:
     seeds: tuple[int, ...] = (1, 2, 3)
     config: str | None = None
     preset: Literal["release", "exact"] | None = None
+    recipe: str | None = None
     data_root: str | None = None
     set: tuple[str, ...] = ()
 
@@ -102,6 +103,7 @@ class Grid:
         given = {
             "order": order,
             "preset": self.preset,
+            "recipe": self.recipe,
             "data_root": self.data_root,
             "method": method,
             "seed": seed,

@@ -25,7 +25,7 @@ from mcit.method import Method, Stage, Step
 from mcit.models.learner import Learner
 from mcit.parallel.global_batch import global_batch_rows
 from mcit.parallel.loading import SplitLoader, cut
-from mcit.task import Batch, Split, Task, move
+from mcit.task import Batch, Head, Split, Task, move
 from mcit.training.batches import MicroBatch, Schedule, Source, shuffle
 from mcit.training.optimization import build_optimizer, check_together, learning_rate
 
@@ -140,8 +140,13 @@ class Trainer:
         learner = stage.learner
         schedule = self._schedule(stage, tasks)
         check_together([task.recipe for task in tasks])
+        extra_heads = [task.extra_head for task in tasks if task.extra_head is not None]
+        for head in extra_heads:
+            # a run that resumes here has it
+            if not learner.outputs(head):
+                learner.grow(head)
         optimizer = build_optimizer(tasks[-1].recipe, learner)
-        model, optimizer = self._prepare(learner, optimizer)
+        model, optimizer = self._prepare(learner, optimizer, extra_heads)
         learner.train()
         method.begin_fit(stage)
         number = 0
@@ -185,6 +190,8 @@ class Trainer:
         # the next stage, importance and scoring work on the learner itself
         self.accelerator.unwrap_model(model, keep_fp32_wrapper=False)
         self.accelerator.free_memory()
+        for head in extra_heads:
+            learner.drop(head)
         self._synchronize_buffers(learner)
         if self.config.refresh_batchnorm:
             self._refresh_batchnorm(stage, tasks)
@@ -267,11 +274,16 @@ class Trainer:
             workers=self.config.workers,
         )
 
-    def _prepare(self, learner: Learner, optimizer: torch.optim.Optimizer) -> tuple[Any, Any]:
+    def _prepare(
+        self, learner: Learner, optimizer: torch.optim.Optimizer, extra_heads: Sequence[Head]
+    ) -> tuple[Any, Any]:
         """Return learner and optimizer as accelerate prepares them."""
-        # A step uses one head. If several train (replay, joint), processes must know that some
-        # parameters get no gradient.
-        trained = [head for head in learner.heads.values() if _trains(head)]
+        # A step uses one head, and an extra one beside it. If several train (replay, joint),
+        # processes must know that some parameters get no gradient.
+        beside = {head.name for head in extra_heads}
+        trained = [
+            name for name, head in learner.heads.items() if _trains(head) and name not in beside
+        ]
         self.accelerator.ddp_handler = DistributedDataParallelKwargs(
             find_unused_parameters=len(trained) > 1
         )
@@ -296,8 +308,10 @@ class Trainer:
         batch = move(micro.batch, self.accelerator.device)
         synchronize = nullcontext() if micro.last else self.accelerator.no_sync(work.model)
         with synchronize, global_batch_rows(micro.rows), self.accelerator.autocast():
-            batch = method.prepare_batch(stage, task, batch)
-            output = work.model(batch, task.head)
+            batch = method.prepare_batch(stage, task, task.expand(batch))
+            extra_head = method.extra_head(stage, task)
+            heads = [task.head] if extra_head is None else [task.head, extra_head]
+            output = work.model(batch, *heads)
             loss = method.loss(stage, task, batch, output)
             extra = method.extra_loss(stage, batch, output)
             if extra is not None:
