@@ -161,7 +161,11 @@ class Method:
         return task.extra_head
 
     def loss(self, stage: Stage, task: Task, batch: Batch, output: Output) -> Tensor:
-        """Return the loss of a batch, by default the task's."""
+        """Return the loss of a batch, by default the task's.
+
+        A loss of one's own compares all outputs with `task.target(batch)`: a recipe may have added
+        rotated images and their outputs.
+        """
         return task.loss(output.logits, batch)
 
     def extra_loss(self, stage: Stage, batch: Batch, output: Output) -> Tensor | None:

@@ -307,7 +307,8 @@ class Task(ABC):
         """Return class ids [batch] over all classes seen, or soft labels [batch, outputs].
 
         For text they are token ids [batch, answer], -100 where there is none. Importance is
-        measured against them.
+        measured against them. Of an expanded batch, ids count the outputs of the extra head too,
+        which follow those of the head.
         """
 
     @abstractmethod

@@ -17,11 +17,13 @@ from mcit.config.options import Kind
 from mcit.data.class_incremental import ClassIncrementalTask
 from mcit.data.rotations import TURNED, label_rotations, rotate_batch
 from mcit.errors import ConfigError
+from mcit.method import Method, Stage
 from mcit.parallel.global_batch import Rows, draw_rows, global_batch_rows
-from mcit.registry import find_task
+from mcit.registry import METHOD, find_method, find_task, has_option, list_names
 from mcit.reports.caveats import find_caveats
 from mcit.reports.groups import group_runs
 from mcit.reports.tables import compare_groups
+from mcit.task import Output
 
 NEW_OPTIONS = {"later_rate", "augmentation", "cutout", "rotations"}
 
@@ -108,6 +110,24 @@ def test_a_class_head_and_a_rotation_head_under_one_softmax_are_a_head_of_four_r
     order = [4 * c for c in range(classes)]
     order += [4 * c + turns for c in range(classes) for turns in (1, 2, 3)]
     assert_close(F.cross_entropy(logits[:, order], wanted), expected)
+
+
+OWN_LOSS = [name for name in list_names(METHOD) if find_method(name).loss is not Method.loss]
+
+
+@pytest.mark.parametrize("name", OWN_LOSS)
+def test_a_loss_of_a_method_s_own_teaches_rotations_too(name):
+    options = {"strength": 1.0} if has_option(METHOD, name, "strength") else {}
+    method = find_method(name)(**options)
+    task = resolve(configure("shapes:2x3", recipe="rotations")).tasks[0]
+    stage = Stage(learner=None, tasks=[task], index=0, seed=1, load=None)
+    images = {"pixel_values": torch.zeros(2, 3, 4, 4), "labels": torch.tensor([2, 0])}
+    batch = task.expand(images)
+    logits = torch.zeros(8, 12, requires_grad=True)
+    method.loss(stage, task, batch, Output(torch.ones(8, 5), logits)).backward()
+    # every row wants more of one output and less of the others
+    wanted = F.one_hot(label_rotations(batch["labels"], batch[TURNED], 3), 12).bool()
+    assert torch.equal(logits.grad < 0, wanted)
 
 
 def test_rows_of_an_example_share_its_place_in_the_draws_of_all_processes():

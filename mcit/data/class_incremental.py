@@ -441,21 +441,18 @@ class ClassIncrementalTask(Task):
 
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
         if TURNED in batch:
-            return F.cross_entropy(logits, self._wanted_outputs(batch))
+            return F.cross_entropy(logits, self.target(batch))
         # with examples of earlier classes, all answers are compared
         known = 0 if self.part.kept else self.span.known
         return F.cross_entropy(logits[:, known : self.span.total], batch["labels"] - known)
 
     def target(self, batch: Batch) -> Tensor:
-        return batch["labels"]
-
-    def metric_inputs(self, predicted: Tensor, batch: Batch) -> Mapping[str, Any]:
-        return {"predictions": predicted.argmax(dim=1), "references": self._wanted_outputs(batch)}
-
-    def _wanted_outputs(self, batch: Batch) -> Tensor:
         if TURNED not in batch:
             return batch["labels"]
         return label_rotations(batch["labels"], batch[TURNED], self.span.total)
+
+    def metric_inputs(self, predicted: Tensor, batch: Batch) -> Mapping[str, Any]:
+        return {"predictions": predicted.argmax(dim=1), "references": self.target(batch)}
 
     def metric(self) -> Accuracy:
         return Accuracy()
