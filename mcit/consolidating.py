@@ -31,6 +31,8 @@ class ConsolidatingMethod(Method):
     """Measure importance after each task, and hold the weights that later tasks share."""
 
     first_task_is_finetuning = True
+    # an importance and an anchor
+    bytes_per_weight = 8
     measures_importance = True
 
     # no default: no value suits two estimators or two recipes

@@ -106,6 +106,8 @@ class Method:
     name: ClassVar[str]
     # Whether the steps of the first task are those of finetuning, so that runs can share them.
     first_task_is_finetuning: ClassVar[bool] = False
+    # Bytes that it keeps for every weight that trains, for estimates of memory.
+    bytes_per_weight: ClassVar[int] = 0
     # What answers and what carries class statistics over, unless the run names others; a method
     # that was published together with them says so here.
     answers: ClassVar[Selection] = Selection("head")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,9 +17,11 @@ from torch.testing import assert_close
 
 from mcit.api import load_run
 from mcit.checkpoint import list_checkpoints
+from mcit.commands.dry_run import rehearse
 from mcit.config.schema import LoraConfig, ModelConfig
 from mcit.errors import ConfigError, DataError
 from mcit.export import export_learner, load_exported
+from mcit.models.estimate import Footprint, build_empty
 from mcit.models.generative import load_generative
 from mcit.models.generative_inputs import Frame
 from mcit.parallel.global_batch import Rows, global_batch_rows, mean_over_rows
@@ -337,3 +340,25 @@ def test_only_a_generative_model_answers_in_words(world):
     narrow = replace(config, model=replace(config.model, name="resnet18", lora=LoraConfig()))
     with pytest.raises(ConfigError, match="use a generative model for"):
         resolve(narrow)
+
+
+def test_a_dry_run_needs_no_weights(world, tmp_path, capsys):
+    empty = tmp_path / "empty"
+    shutil.copytree(world["model.name"], empty)
+    (empty / "model.safetensors").unlink()
+    config = configure(ORDER, "ewc_lo", {**world, "model.name": str(empty)}, method__strength=1.0)
+    rehearse(resolve(config), main_process=True)
+    printed = capsys.readouterr().out
+    whole = load_generative(world["model.name"], config.model)
+    whole.encoder.add_adapter("default", config.model.lora)
+    adapter = sum(p.numel() for p in whole.parameters() if p.requires_grad)
+    assert f"LoRA adapter 'default' ({adapter} weights) on 14 layers" in printed
+    assert "nothing was loaded, downloaded or written" in printed
+    footprint = Footprint.of(build_empty(replace(config.model, name=str(empty))), config.model)
+    assert footprint.trained == adapter
+    assert footprint.weight_bytes == sum(p.nbytes for p in whole.parameters())
+    assert footprint.training_bytes("adamw") == 12 * adapter
+    # 2 rows of 10 tokens, 16 wide, two layers, and logits at 3 places
+    numbers = 2 * 10 * 16 * 4
+    logits = 12 * 2 * 3 * footprint.vocabulary
+    assert footprint.activation_bytes(2, 10, 3) == 17 * 2 * numbers + logits

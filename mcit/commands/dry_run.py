@@ -1,4 +1,8 @@
-"""`mcit run --dry-run`: every hook is called on a few batches, and the cost is estimated."""
+"""`mcit run --dry-run`: every hook is called on a few batches, and the cost is estimated.
+
+If the weights of a generative model are not on this machine, none are fetched: the cost is
+estimated from its configuration (mcit/models/estimate.py).
+"""
 
 from __future__ import annotations
 
@@ -16,15 +20,20 @@ from rich.table import Table
 from rich.text import Text
 from torch.optim import Optimizer
 
+from mcit import models
 from mcit.method import Stage
 from mcit.models.backbone import describe_parameters
+from mcit.models.estimate import Footprint, Speed, build_empty, has_weights
+from mcit.models.generative import DTYPES, GenerativeLearner
 from mcit.reports.formats import format_seconds, print_whole
 from mcit.runner.plan import Plan
 from mcit.session import Session
-from mcit.task import Task
+from mcit.task import Task, Track
 
 # steps that are taken of each task; the first one also warms up
 STEPS = 3
+# examples whose tokens are counted if there are no weights to take steps with
+SAMPLED = 16
 COLUMNS = (
     "task",
     "train",
@@ -92,6 +101,10 @@ def rehearse(plan: Plan, main_process: bool) -> None:
     A few steps of each task are taken, its end and its scoring are tried on one batch, so that no
     hook is called for the first time hours later. All processes of a run must call it.
     """
+    if plan.track is Track.TEXT and not has_weights(models.find_place(plan.config.model)):
+        if main_process:
+            _print_without_weights(plan)
+        return
     thrown_away = replace(
         plan, method=copy.deepcopy(plan.method), answering=copy.deepcopy(plan.answering)
     )
@@ -168,6 +181,69 @@ def _print_estimates(session: Session, estimates: Sequence[Estimate]) -> None:
         f"memory: {', '.join(memory)}",
         soft_wrap=True,
     )
+
+
+def _print_without_weights(plan: Plan) -> None:
+    """Print what a run would take, from the model's configuration and a few examples."""
+    config = plan.config
+    learner = build_empty(config.model)
+    footprint = Footprint.of(learner, config.model)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    speed = Speed.measure(device, DTYPES[config.model.dtype])
+    console = Console(highlight=False)
+    for line in learner.encoder.describe_adapters():
+        console.print(line, soft_wrap=True, markup=False)
+    title = Text(f"{config.method.name} on {config.model.name}, from its configuration alone")
+    table = Table(title=title, title_justify="left")
+    for name in ("task", "train", "eval", "epochs", "batch", "tokens", "steps", "s/step", "hours"):
+        table.add_column(name, justify="left" if name == "task" else "right", no_wrap=True)
+    hours = 0.0
+    activations = 0
+    for index, task in enumerate(plan.tasks):
+        task.fit_to(learner.processor)
+        tokens, answer = _measure_rows(task, learner)
+        size = math.ceil(task.recipe.batch_size / config.training.accumulate)
+        activations = max(activations, footprint.activation_bytes(size, tokens, answer))
+        train = len(task.examples("train"))
+        scored = len(task.examples(config.training.split))
+        steps = task.recipe.epochs * math.ceil(train / task.recipe.batch_size)
+        step_seconds = speed.train(footprint.step_operations(task.recipe.batch_size, tokens))
+        batch = config.training.eval_batch_size or task.eval_batch_size
+        batches = math.ceil(scored / batch)
+        scoring = batches * speed.generate(footprint, batch, tokens, task.head.new_tokens)
+        # a task is scored before the first task, after its own and after every later one
+        times = 1 + len(plan.tasks) - index
+        spent = (steps * step_seconds + times * scoring) / 3600
+        hours += spent
+        numbers = (train, scored, task.recipe.epochs, task.recipe.batch_size, tokens, steps)
+        cells = [task.name, *(str(number) for number in numbers)]
+        table.add_row(*(Text(cell) for cell in (*cells, f"{step_seconds:.3g}", f"{spent:.3g}")))
+    print_whole(table, console)
+    parts = {
+        "weights": footprint.weight_bytes,
+        "gradients and optimizer": footprint.training_bytes(plan.tasks[-1].recipe.optimizer),
+        "the method": plan.method.bytes_per_weight * footprint.trained,
+        "activations": activations,
+    }
+    total = sum(parts.values()) / 2**30
+    listed = ", ".join(f"{bytes_ / 2**30:.2f} for {name}" for name, bytes_ in parts.items())
+    console.print(
+        f"{footprint.weights / 1e6:.2f}M parameters, {footprint.trained / 1e6:.2f}M trained",
+        f"memory: about {total:.2f} GiB ({listed})",
+        f"time: about {hours:.3g} hours of fitting and scoring on this machine's {device.type}, "
+        f"which multiplies matrices at {speed.operations / 1e12:.3g} TFLOP/s",
+        "the weights are not on this machine: nothing was loaded, downloaded or written",
+        sep="\n",
+        soft_wrap=True,
+    )
+
+
+def _measure_rows(task: Task, learner: GenerativeLearner) -> tuple[int, int]:
+    """Return the tokens of the longest of a few rows of a task, and of the longest answer."""
+    examples = task.examples("train")
+    places = range(0, len(examples), max(1, len(examples) // SAMPLED))
+    batch = task.collate([examples[place] for place in places], learner.processor)
+    return batch["input_ids"].shape[1], batch["labels"].shape[1]
 
 
 def _memory_peak() -> float:

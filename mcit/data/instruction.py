@@ -345,7 +345,10 @@ class RewordedTask(TextTask):
     def original(self) -> AnnotatedTask:
         """Return the task whose data are used."""
         options = {"root": self.root, "on_bad_record": self.on_bad_record}
-        return parse(find_task(self.rewords), {**options, **self.original_options()})
+        task = parse(find_task(self.rewords), {**options, **self.original_options()})
+        if not isinstance(task, AnnotatedTask):
+            raise TypeError(f"task {self.rewords!r} is not read from annotation files")
+        return task
 
     def original_options(self) -> Mapping[str, Any]:
         """Return options of the original task."""

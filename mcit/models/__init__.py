@@ -25,8 +25,7 @@ def build(config: ModelConfig, tasks: Sequence[Task]) -> Learner:
     elif tasks[0].track is Track.TEXT:
         from mcit.models.generative import load_generative
 
-        name = str(EMBEDDED / "llava") if config.name == "embedded" else config.name
-        learner = load_generative(name, config)
+        learner = load_generative(find_place(config), config)
     elif tasks[0].reads == IMAGES:
         # imported late, so that a run on a ResNet does not wait for transformers
         from mcit.models.image import load_image_model
@@ -40,6 +39,11 @@ def build(config: ModelConfig, tasks: Sequence[Task]) -> Learner:
     if config.lora.rank > 0:
         learner.add_adapter("default", config.lora)
     return learner
+
+
+def find_place(config: ModelConfig) -> str:
+    """Return the hub name or folder of a generative model's checkpoint."""
+    return str(EMBEDDED / "llava") if config.name == "embedded" else config.name
 
 
 def find_model_problems(config: ModelConfig, tasks: Sequence[Task]) -> list[str]:
