@@ -9,7 +9,8 @@ See mcit/consolidation.py for the merge rules and mcit/estimator.py for the meas
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from mcit.config.options import option
-from mcit.consolidation import ConsolidationManager, Merge
+from mcit.consolidation import ConsolidationManager, ImportanceType, Merge
 from mcit.errors import ConfigError
 from mcit.estimator import Estimator, OneClassError
 from mcit.importance import Importance, measure_importance
@@ -44,6 +45,11 @@ class ConsolidatingMethod(Method):
         "gradient",
         help="`gradient` adds the pull to the gradient; `proximal` takes an implicit step after "
         "the optimizer's, which is stable for any strength",
+    )
+    importance_dtype: ImportanceType = option(
+        "float32",
+        help="the type that importance is kept in: bfloat16 takes half the memory and a faster "
+        "penalty step, and keeps three digits",
     )
     manager: ConsolidationManager | None = field(default=None, init=False, repr=False)
 
@@ -113,7 +119,7 @@ class ConsolidatingMethod(Method):
             stage.learner,
             stage.load(stage.task, "train"),
             self.estimator,
-            forward=TaskForward(stage.task),
+            forward=TaskForward(stage.task, stage.precision),
             only=stage.is_shared,
             progress=stage.progress,
         )
@@ -160,7 +166,11 @@ class ConsolidatingMethod(Method):
 
     def _make_manager(self, stage: Stage) -> ConsolidationManager:
         return ConsolidationManager(
-            stage.learner, self.strength, merge=self.merge, decay=self.decay
+            stage.learner,
+            self.strength,
+            merge=self.merge,
+            decay=self.decay,
+            importance_dtype=self.importance_dtype,
         )
 
     def _measure_or_zero(self, stage: Stage) -> Importance:
@@ -185,9 +195,14 @@ class TaskForward:
     """Logits and target of a task's batch, as `measure_importance` wants them."""
 
     task: Task
+    precision: Callable[[], AbstractContextManager] = nullcontext
 
     def __call__(self, learner: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-        return learner(batch, self.task.head).logits, self.task.target(batch)
+        with self.precision():
+            logits = learner(batch, self.task.head).logits
+        # 16 bits cannot tell a confident answer from a certain one
+        wide = torch.promote_types(logits.dtype, torch.float32)
+        return logits.to(wide), self.task.target(batch)
 
 
 def refuse_estimator(method: ConsolidatingMethod) -> None:

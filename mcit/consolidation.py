@@ -34,7 +34,7 @@ import torch
 from torch import Tensor, nn
 
 from mcit.diagnosis import Diagnosis, diagnose
-from mcit.gradients.pull import Held, Pull, add_pulls
+from mcit.gradients.pull import Held, add_pulls
 from mcit.importance import Importance
 from mcit.named_tensors import (
     bare_name,
@@ -192,9 +192,11 @@ class ConsolidationManager:
         if not self.strength or not self.importance:
             return 0.0 if measure else None
         self._check_present()
-        self._warn_of_idle()
+        held = self._held()
+        if any(one.parameter.grad is None for one in held):
+            self._warn_of_idle()
         ratio = self._compare_gradients() if measure else None
-        add_pulls((Pull(_find_gradient(held), held) for held in self._held()), self.strength)
+        add_pulls(held, self.strength)
         return ratio
 
     @torch.no_grad()
@@ -569,17 +571,6 @@ def _adopt(value: Tensor, parameter: Tensor, dtype: torch.dtype) -> Tensor:
 def _lay_out(tensor: Tensor, like: Tensor, dtype: torch.dtype) -> Tensor:
     """Return a copy in the memory layout of a tensor, on its device."""
     return torch.empty_like(like, dtype=dtype).copy_(tensor)
-
-
-def _find_gradient(held: Held) -> Tensor:
-    """Return the rows of the gradient that belong to the held rows; zeros if there is none yet."""
-    parameter = held.parameter
-    if parameter.grad is None:
-        parameter.grad = torch.zeros_like(parameter)
-    gradient = to_local(parameter.grad)
-    if gradient.shape == held.weight.shape:
-        return gradient
-    return gradient[: len(held.weight)]
 
 
 def _square_norm(tensor: Tensor) -> Tensor:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -52,6 +53,8 @@ class Stage:
     # `load(task, "train")` in shuffled batches, `load(task, "plain")` without augmentation in file
     # order
     load: Loading
+    # `with precision():` is the precision in which gradients are formed
+    precision: Callable[[], AbstractContextManager] = nullcontext
     progress: bool = False
 
     @property

@@ -128,6 +128,7 @@ class Session:
             index=index,
             seed=self.plan.config.seed,
             load=Reader(self.trainer, self.learner, index, self.batches),
+            precision=self.trainer.gradient_precision,
             progress=self.progress,
         )
 

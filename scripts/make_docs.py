@@ -22,7 +22,7 @@ from typing import Any
 import _checkout  # noqa: F401 - finds mcit in this checkout
 
 from mcit.arguments import Parser
-from mcit.bench import consolidation, efcil
+from mcit.bench import consolidation, efcil, generative
 from mcit.cli import COMMANDS
 from mcit.config.options import Kind, OptionInfo, list_options
 from mcit.config.schema import RunConfig
@@ -38,7 +38,13 @@ KINDS = {
     Kind.PLACE: "place",
 }
 # what is measured on how many threads
-BENCHES = {"consolidation": 1, "efcil": 2, "loading": 1}
+BENCHES = {"consolidation": 1, "efcil": 2, "generative": 1, "loading": 1}
+# figures of one batch, with the audit
+FIRST_BATCH = (
+    "importance_first_over_pass",
+    "importance_over_best_rival",
+    "importance_peak_over_training",
+)
 
 
 def main() -> None:
@@ -319,6 +325,8 @@ def write_benchmarks(results: dict[str, Any], machine: dict[str, Any]) -> str:
         "",
         *_show_loading(results["loading"]),
     ]
+    if "generative" in results:
+        lines += ["", *_show_generative(results["generative"])]
     return _join(lines)
 
 
@@ -338,11 +346,25 @@ def _show_consolidation(result: dict[str, Any]) -> Iterator[str]:
         result["penalty_over_floor"],
         "penalty_over_floor",
     )
+    kernels = {
+        "penalty_over_kernel": "penalty step: mcit / one fused kernel",
+        "penalty_over_kernel_bf16": "penalty step, importance in bfloat16: mcit / the kernel",
+    }
+    for key, label in kernels.items():
+        if key in result:
+            yield _ratio(label, result[key], key)
+    for name, found in result.get("channels_last", {}).items():
+        label = f"penalty step, {name} channels_last: autograd loop / mcit"
+        yield _ratio(label, found["penalty_speedup"], "penalty_speedup")
     for name, value in result["importance_over_pass"].items():
         label = f"importance, {name}: exact per-example squares / plain forward and backward pass"
         yield _ratio(label, value, "importance_over_pass")
     for name, value in result["one_at_a_time_over_ours"].items():
         yield _ratio(f"importance, {name}: one example at a time / mcit", value, "")
+    for key in FIRST_BATCH:
+        for name, value in result.get(key, {}).items():
+            label = f"importance, {name}: {consolidation.IMPORTANCE_LABELS[key]}"
+            yield _ratio(label, value, key)
     grows = "grows with" if result["bytes_grow_with_tasks"] else "does not grow with"
     yield ""
     yield (
@@ -398,6 +420,25 @@ def _show_efcil(result: dict[str, Any]) -> Iterator[str]:
             cells = [f"{parts[part]:.1f}" for part in efcil.PARTS]
             name = "mcit" if side == "ours" else side
             yield f"| {width} | {name} | {' | '.join(cells)} | {sum(parts.values()):.1f} |"
+
+
+def _show_generative(result: dict[str, Any]) -> Iterator[str]:
+    yield "## Vision-language models with LoRA"
+    yield ""
+    yield (
+        f"`mcit bench generative`, {_threads(result)}: a LLaVA of about a million weights, LoRA of "
+        "rank 8 on all of its linear layers."
+    )
+    yield ""
+    yield "| measured | ratio | goal | |"
+    yield "|---|--:|---|---|"
+    for label, value, goal in generative.list_figures(result):
+        if goal is None:
+            yield f"| {label} | {value:.2f} | | |"
+            continue
+        direction, limit = goal
+        verdict = _met(generative.is_met(value, goal))
+        yield f"| {label} | {value:.2f} | {direction} {limit:g} | {verdict} |"
 
 
 def _show_loading(result: dict[str, Any]) -> Iterator[str]:

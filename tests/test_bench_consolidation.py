@@ -11,6 +11,7 @@ import torch
 from mcit.bench import consolidation
 from mcit.cli import main
 from mcit.consolidation import ConsolidationManager
+from mcit.importance import measure_importance
 
 
 @pytest.fixture(scope="module")
@@ -23,6 +24,8 @@ def test_every_figure_is_there_positive_and_finite(result):
     for key in (
         "penalty_speedup",
         "penalty_over_floor",
+        "penalty_over_kernel",
+        "penalty_over_kernel_bf16",
         "penalty_seconds",
         "penalty_parameters",
         "bytes_per_weight",
@@ -31,7 +34,17 @@ def test_every_figure_is_there_positive_and_finite(result):
         assert result[key] > 0
     for key in ("importance_over_pass", "one_at_a_time_over_ours"):
         assert set(result[key]) == {"vilt", "resnet18"}
+    for key in (
+        "importance_over_pass",
+        "one_at_a_time_over_ours",
+        "importance_first_over_pass",
+        "importance_over_best_rival",
+        "importance_peak_over_training",
+    ):
+        assert result[key]
         assert all(math.isfinite(value) and value > 0 for value in result[key].values())
+    (network,) = result["channels_last"].values()
+    assert set(network) == {"penalty_speedup", "penalty_over_kernel"}
     assert result["quick"] is True
     assert result["threads"] == torch.get_num_threads()
 
@@ -54,12 +67,18 @@ def test_the_table_tells_goals_met_from_goals_missed(result, capsys):
     good = {
         "penalty_speedup": 9.0,
         "penalty_over_floor": 1.5,
+        "penalty_over_kernel": 1.6,
+        "penalty_over_kernel_bf16": 1.2,
+        "channels_last": {"resnet18 w16": {"penalty_speedup": 8.5, "penalty_over_kernel": 3.0}},
         "importance_over_pass": {"vilt": 1.5, "resnet18": 1.9},
+        "importance_first_over_pass": {"vilt": 1.9},
+        "importance_over_best_rival": {"vilt": 0.8},
+        "importance_peak_over_training": {"vilt": 0.9},
     }
     consolidation.print_result({**result, **good})
     printed = capsys.readouterr().out
     assert "Goals missed" not in printed
-    assert printed.count("yes") == 4
+    assert printed.count("yes") == 10
     consolidation.print_result({**result, **good, "penalty_speedup": 7.9})
     printed = capsys.readouterr().out
     assert "Goals missed on this run: penalty step" in printed
@@ -81,6 +100,16 @@ def test_the_rivals_compute_the_same():
     network.zero_grad()
     manager.add_gradient_()
     torch.testing.assert_close({name: p.grad for name, p in parameters.items()}, autograd)
+
+
+def test_the_rivals_of_importance_compute_the_same():
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2)).eval()
+    inputs = torch.randn(5, 3)
+    target = torch.arange(5) % 2
+    mapped = consolidation._square_by_vmap(network, inputs, target)
+    found = measure_importance(network, [(inputs, target)]).values
+    torch.testing.assert_close(mapped, {name: 5 * value for name, value in found.items()})
 
 
 def test_the_full_measurement_is_on_fifty_million_parameters_or_more():

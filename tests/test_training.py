@@ -254,6 +254,28 @@ def test_importance_by_example_does_not_depend_on_the_order():
     assert_near(shuffled.values, in_order.values, 1e-5)
 
 
+@pytest.mark.parametrize("settings", [{"accumulate": 4}, {"mixed_precision": "bf16"}])
+def test_importance_is_measured_in_the_parts_and_the_precision_of_training(settings):
+    method = Ewc(strength=1.0)
+    found = {}
+    for name, training in (("plain", {}), ("other", settings)):
+        stage, _ = begin_points(make_points([3, 2], each=16), method, **training)
+        seen = []
+        layer = next(m for m in stage.learner.modules() if isinstance(m, nn.Linear))
+        layer.register_forward_hook(lambda _, inputs, output, seen=seen: seen.append(output))
+        found[name] = method.measure(stage)
+    sizes = {len(output) for output in seen}
+    recipe = stage.task.recipe
+    if "accumulate" in settings:
+        # two in the audit
+        assert sizes == {2, recipe.batch_size // 4}
+        assert_near(found["other"].values, found["plain"].values, 1e-5)
+    else:
+        assert {output.dtype for output in seen} == {torch.bfloat16}
+        assert_near(found["other"].values, found["plain"].values, 0.1)
+    assert set(found["other"].paths.values()) == {"rule"}
+
+
 # Steps
 
 

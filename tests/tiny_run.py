@@ -270,7 +270,7 @@ def begin_points(
     made = trainer(config, Accelerator(mixed_precision=config.mixed_precision, cpu=True), seed=1)
     made.seed_stage(0)
     learner = Learner(Perceptron())
-    stage = Stage(learner, tasks, 0, 1, Reader(made, learner, 0))
+    stage = Stage(learner, tasks, 0, 1, Reader(made, learner, 0), made.gradient_precision)
     begin_task(stage, method)
     return stage, made
 

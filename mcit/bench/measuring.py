@@ -9,6 +9,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 Contender = Callable[[], object]
+# "at least" or "at most", and the limit
+Goal = tuple[str, float]
 
 
 def race(*contenders: Contender, rounds: int = 5) -> list[float]:
@@ -28,6 +30,14 @@ def race(*contenders: Contender, rounds: int = 5) -> list[float]:
             contender()
             best[number] = min(best[number], clock() - start)
     return best
+
+
+def is_met(value: float, goal: Goal) -> bool:
+    """Whether a figure reaches its goal."""
+    direction, limit = goal
+    if direction == "at least":
+        return value >= limit
+    return value <= limit
 
 
 def peak_bytes(contender: Contender) -> int:

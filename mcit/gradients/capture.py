@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,7 @@ class LayerCall:
     inputs: Its first input, if a rule needs it.
     version: The input's version counter, which in-place operations increase.
     outputs: Its outputs that require gradients; None where they need not be kept.
+    output_versions: Their version counters.
     gradients: The gradients at these outputs; None until they have arrived.
     rows: The first dimensions of the outputs.
     """
@@ -29,6 +31,7 @@ class LayerCall:
     inputs: Tensor | None
     version: int
     outputs: list[Tensor | None]
+    output_versions: list[int]
     gradients: list[Tensor | None]
     rows: set[int]
 
@@ -48,9 +51,14 @@ Consume = Callable[[Unit, Calls], None]
 
 
 class Capture:
-    """Records the calls of the layers in `units` and of the modules in `local`."""
+    """Records the calls of the layers in `units` and of the modules in `local`.
 
-    def __init__(self, units: Iterable[Unit], local: set[nn.Module]):
+    only_outputs: Backward passes go as far as the outputs of the modules in `local`, and form no
+        gradients of parameters.
+    """
+
+    def __init__(self, units: Iterable[Unit], local: set[nn.Module], only_outputs: bool = False):
+        self.only_outputs = only_outputs
         self.units = list(units)
         self.local = local
         self.calls: Calls = {}
@@ -60,6 +68,8 @@ class Capture:
                 self._units_of.setdefault(module, []).append(unit)
         self._finished: set[Unit] = set()
         self._consume: Consume | None = None
+        # whether another backward pass may come, which needs the inputs again
+        self._keep_inputs = True
         # False: calls are those of a forward pass that was seen before
         self._recording = True
         modules = self._units_of.keys() | local
@@ -71,6 +81,13 @@ class Capture:
     def __exit__(self, *error: object) -> None:
         for handle in self._handles:
             handle.remove()
+        # outputs hold hooks, which hold their calls: let go of tensors without waiting for the
+        # garbage collector
+        for calls in self.calls.values():
+            for call in calls:
+                call.inputs = None
+                call.outputs = []
+                call.gradients = []
         self.calls.clear()
 
     def backward(self, total: Tensor, consume: Consume, retain_graph: bool) -> None:
@@ -79,14 +96,32 @@ class Capture:
             for call in calls:
                 call.clear_gradients()
         self._consume = consume
+        self._keep_inputs = retain_graph
         self._finished = set()
         if total.requires_grad:
-            total.backward(retain_graph=retain_graph)
+            self._run_backward(total, retain_graph)
         # units some of whose calls did not reach the score
         for unit in self.units:
             self._finish(unit)
         # later passes over the same graph are not for the rules
         self._consume = None
+
+    def _run_backward(self, total: Tensor, retain_graph: bool) -> None:
+        outputs = [output for module in self.local for output in self.outputs_of(module)]
+        # an output that was changed in place stands for its successor
+        if not self.only_outputs or not outputs or self._changed_in_place():
+            total.backward(retain_graph=retain_graph)
+            return
+        # as far as the outputs, without gradients of parameters
+        torch.autograd.grad(total, outputs, retain_graph=retain_graph, allow_unused=True)
+
+    def _changed_in_place(self) -> bool:
+        for calls in self.calls.values():
+            for call in calls:
+                for output, version in zip(call.outputs, call.output_versions, strict=True):
+                    if output is not None and output._version != version:
+                        return True
+        return False
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -128,9 +163,8 @@ class Capture:
         ruled = module in self._units_of
         replacement = None
         if ruled and isinstance(output, Tensor) and not output.requires_grad:
-            # nothing below asks for gradients: the graph begins here, with a copy because a leaf
-            # may not be changed in place
-            replacement = output.detach().requires_grad_().clone()
+            # nothing below asks for gradients: the graph begins here
+            replacement = _begin_graph(output)
             output = replacement
         leaves = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
         outputs = [leaf for leaf in leaves if leaf.requires_grad]
@@ -139,6 +173,7 @@ class Capture:
             inputs=source,
             version=0 if source is None else source._version,
             outputs=list(outputs),
+            output_versions=[leaf._version for leaf in outputs],
             gradients=[None] * len(outputs),
             rows={len(leaf) if leaf.ndim else 0 for leaf in outputs},
         )
@@ -178,6 +213,29 @@ class Capture:
             if served and module not in self.local:
                 for call in calls:
                     call.clear_gradients()
+                    if not self._keep_inputs:
+                        call.inputs = None
+
+
+class _Begin(torch.autograd.Function):
+    """A copy that depends on a token which requires gradients, and gives it none."""
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, token: Tensor) -> Tensor:
+        return output.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None]:
+        return None, None
+
+
+def _begin_graph(output: Tensor) -> Tensor:
+    """Return a copy that requires gradients and may be changed in place, as a leaf may not.
+
+    The original is not kept.
+    """
+    token = torch.zeros((), device=output.device, requires_grad=True)
+    return _Begin.apply(output, token)
 
 
 def _check_unchanged(module: nn.Module, call: LayerCall) -> None:

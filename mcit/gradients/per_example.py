@@ -255,7 +255,8 @@ class PerExampleGradients:
     def _choose_paths(self, scores: Scores) -> None:
         units = self._find_units()
         candidates: dict[str, dict[Layout, Comparison]] = {}
-        with Capture(units, set()) as capture:
+        layers = {module for unit in units for module in unit}
+        with Capture(units, layers, only_outputs=True) as capture:
             audit = Audit(self.model, self.parameters, scores)
             views = capture.count_views(audit.examples)
 
@@ -333,7 +334,8 @@ class PerExampleGradients:
         """Return a path by module or network for each name, and the rows per example of modules."""
         chains = {name: _list_enclosing(self.model, self.owners[name]) for name in names}
         paths = {}
-        with Capture((), {module for chain in chains.values() for module in chain}) as capture:
+        enclosing = {module for chain in chains.values() for module in chain}
+        with Capture((), enclosing, only_outputs=True) as capture:
             audit = Audit(self.model, self.parameters, scores)
             views = capture.count_views(audit.examples)
             capture.backward(audit.total, _ignore, retain_graph=True)

@@ -12,10 +12,11 @@ The four tensors of a parameter have the same memory layout, in which they are r
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+
+from mcit.parallel.sharded import is_sharded, to_local
 
 # elements handled at once on a CPU: scratch memory stays in the cache
 CHUNK = 1 << 18
@@ -23,7 +24,6 @@ CHUNK = 1 << 18
 SMALL = 1 << 15
 
 
-@dataclass(frozen=True)
 class Held:
     """Rows of a weight that are held, and importance and anchor of these rows.
 
@@ -31,67 +31,76 @@ class Held:
     parameter: The parameter that they belong to.
     """
 
-    weight: Tensor
-    parameter: nn.Parameter
-    importance: Tensor
-    anchor: Tensor
+    __slots__ = ("anchor", "importance", "is_flat", "is_whole", "parameter", "weight")
 
+    def __init__(self, weight: Tensor, parameter: nn.Parameter, importance: Tensor, anchor: Tensor):
+        self.weight = weight
+        self.parameter = parameter
+        self.importance = importance
+        self.anchor = anchor
+        # looked up once, because a step has little time
+        self.is_whole = weight.shape == parameter.shape and not is_sharded(parameter)
+        order = weight.stride()
+        alike = anchor.stride() == order and importance.stride() == order
+        self.is_flat = alike and _lies_densely(weight)
 
-@dataclass(frozen=True)
-class Pull:
-    """What is held of a parameter, and the gradient that it adds to."""
-
-    gradient: Tensor
-    held: Held
-
-    @property
-    def has_one_type(self) -> bool:
-        """Whether gradient, weight and anchor have one type."""
-        return self.gradient.dtype == self.held.weight.dtype == self.held.anchor.dtype
-
-    @property
-    def is_flat(self) -> bool:
-        """Whether all tensors fill a piece of memory, in the same order."""
-        held = self.held
-        order = held.weight.stride()
-        others = (self.gradient, held.anchor, held.importance)
-        return _lies_densely(held.weight) and all(other.stride() == order for other in others)
+    def find_gradient(self) -> Tensor:
+        """Return the gradient of the held rows; zeros if there is none yet."""
+        parameter = self.parameter
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        if self.is_whole:
+            return parameter.grad
+        gradient = to_local(parameter.grad)
+        if gradient.shape == self.weight.shape:
+            return gradient
+        return gradient[: len(self.weight)]
 
 
 @torch.no_grad()
-def add_pulls(pulls: Iterable[Pull], strength: float) -> None:
-    """Add strength * importance * (weight - anchor) to every gradient."""
-    together: dict[tuple[torch.device, torch.dtype], list[Pull]] = {}
-    for pull in pulls:
-        weight = pull.held.weight
-        if not pull.has_one_type:
-            _add_mixed(pull, strength)
-        elif weight.numel() <= SMALL:
-            together.setdefault((weight.device, weight.dtype), []).append(pull)
-        elif weight.device.type == "cpu" and pull.is_flat:
-            _add_in_chunks(pull, strength)
+def add_pulls(helds: Iterable[Held], strength: float) -> None:
+    """Add strength * importance * (weight - anchor) to the gradients of all parameters."""
+    together: dict[tuple[torch.device, torch.dtype], list[tuple[Tensor, Held]]] = {}
+    for held in helds:
+        gradient = held.find_gradient()
+        weight = held.weight
+        if not gradient.dtype == weight.dtype == held.anchor.dtype:
+            _add_mixed(gradient, held, strength)
+            continue
+        size = weight.numel()
+        if size <= SMALL:
+            together.setdefault((weight.device, weight.dtype), []).append((gradient, held))
+        elif size > CHUNK and _can_be_cut(gradient, held):
+            _add_in_chunks(gradient, held, strength)
         else:
-            _add_together([pull], strength)
+            factor = held.importance.to(weight.dtype)
+            gradient.addcmul_(factor, weight - held.anchor, value=strength)
     for group in together.values():
         _add_together(group, strength)
 
 
-def _add_mixed(pull: Pull, strength: float) -> None:
-    """Add a pull to a gradient of another type, such as of 16 bits."""
-    held = pull.held
+def _add_mixed(gradient: Tensor, held: Held, strength: float) -> None:
+    """Add to a gradient of another type, such as of 16 bits."""
     away = (held.weight - held.anchor).mul_(held.importance).mul_(strength)
-    pull.gradient.add_(away.to(pull.gradient.dtype))
+    gradient.add_(away.to(gradient.dtype))
 
 
-def _add_together(pulls: list[Pull], strength: float) -> None:
-    """Add pulls of one device and type by few calls."""
+def _add_together(group: list[tuple[Tensor, Held]], strength: float) -> None:
+    """Add to the gradients of small tensors of one device and type, by few calls."""
+    gradients = [gradient for gradient, _ in group]
     away = torch._foreach_sub(
-        [pull.held.weight for pull in pulls], [pull.held.anchor for pull in pulls]
+        [held.weight for _, held in group], [held.anchor for _, held in group]
     )
-    factors = [pull.held.importance for pull in pulls]
-    if any(factor.dtype != weight.dtype for factor, weight in zip(factors, away, strict=True)):
+    factors = [held.importance for _, held in group]
+    if factors[0].dtype != away[0].dtype:
         factors = [factor.to(away[0].dtype) for factor in factors]
-    torch._foreach_addcmul_([pull.gradient for pull in pulls], factors, away, value=strength)
+    torch._foreach_addcmul_(gradients, factors, away, value=strength)
+
+
+def _can_be_cut(gradient: Tensor, held: Held) -> bool:
+    """Whether all tensors fill a piece of main memory, in the same order."""
+    on_cpu = gradient.device.type == "cpu"
+    return on_cpu and held.is_flat and gradient.stride() == held.weight.stride()
 
 
 def _lies_densely(tensor: Tensor) -> bool:
@@ -104,9 +113,8 @@ def _flatten(tensor: Tensor) -> Tensor:
     return tensor.as_strided((tensor.numel(),), (1,))
 
 
-def _add_in_chunks(pull: Pull, strength: float) -> None:
-    held = pull.held
-    tensors = (pull.gradient, held.weight, held.anchor, held.importance)
+def _add_in_chunks(gradient: Tensor, held: Held, strength: float) -> None:
+    tensors = (gradient, held.weight, held.anchor, held.importance)
     chunks = [_flatten(tensor).split(CHUNK) for tensor in tensors]
     scratch = torch.empty(CHUNK, dtype=held.weight.dtype)
     wide = scratch

@@ -66,7 +66,8 @@ class SplitLoader:
     """Global batches of a data set, given by the indices of their examples.
 
     Iterating yields this process's `BatchPart` of each. Random draws for a batch are made for all
-    of its examples, whichever process holds them.
+    of its examples, whichever process holds them. `micro_batches` is the number of parts in which
+    training takes a batch, so that memory suffices: `in_order` makes batches of that size.
     """
 
     def __init__(
@@ -77,8 +78,10 @@ class SplitLoader:
         *,
         workers: int = 0,
         generator: torch.Generator | None = None,
+        micro_batches: int = 1,
         **options: Any,
     ):
+        self.micro_batches = micro_batches
         self.dataset = dataset
         self.batches = batches
         self.collate = collate
@@ -112,7 +115,7 @@ class SplitLoader:
         return self.collate(load_examples(self.dataset, chosen))
 
     def in_order(self, samples: int | float | None = None, seed: int = 0) -> SplitLoader:
-        """Return the same data in file order and batches of the same size.
+        """Return the same data in file order and batches of the same size, or of micro-batches.
 
         samples: a count or a fraction of the examples, drawn with `seed`; None for all. Drawing
         touches no global random state.
@@ -124,7 +127,7 @@ class SplitLoader:
         if wanted < len(indices):
             drawn = torch.randperm(len(indices), generator=generator)[:wanted]
             indices = [indices[place] for place in drawn.sort().values.tolist()]
-        return self._replace(cut(indices, size), generator)
+        return self._replace(cut(indices, math.ceil(size / self.micro_batches)), generator)
 
     def limit(self, samples: int | float | None) -> SplitLoader:
         """Return the first batches that hold `samples` examples; None for all."""

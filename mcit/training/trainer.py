@@ -6,7 +6,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -98,6 +98,7 @@ class Reader:
             functools.partial(task.collate, processor=self.learner.processor),
             workers=self.trainer.config.workers,
             generator=torch.Generator().manual_seed(self.trainer.seed),
+            micro_batches=self.trainer.config.accumulate,
         )
 
 
@@ -112,6 +113,15 @@ class Trainer:
     def seed_stage(self, index: int) -> None:
         """Seed again, so that what a method draws in one task cannot change the next."""
         set_seed(derive_seed(self.seed, index, 0, GLOBAL_STATE) % 2**32)
+
+    def gradient_precision(self) -> AbstractContextManager:
+        """Return the precision in which gradients are formed outside of training steps.
+
+        It is that of training, unless its gradients need a scale that no step is there to adapt.
+        """
+        if self.accelerator.scaler is not None:
+            return nullcontext()
+        return self.accelerator.autocast()
 
     def batch_size(self, task: Task, split: Split) -> int:
         """Return how many examples of a split are read at a time."""
