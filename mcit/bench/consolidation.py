@@ -61,8 +61,9 @@ def measure(quick: bool = False) -> dict[str, Any]:
         "importance_peak_over_training": {},
     }
     for width in WIDTHS[:1] if quick else WIDTHS:
-        network = ImageClassifier(width).to(memory_format=torch.channels_last)
-        result["channels_last"][f"resnet18 w{width}"] = race_penalty(network)
+        images = ImageClassifier(width)
+        images.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        result["channels_last"][f"resnet18 w{width}"] = race_penalty(images)
     for name, (network, inputs) in _importance_cases(quick).items():
         over_pass, one_at_a_time = measure_importance_pass(network, inputs)
         result["importance_over_pass"][name] = over_pass

@@ -122,7 +122,7 @@ def measure_products(stage: Stage, estimator: Estimator) -> Importance:
             stage.learner,
             stage.load(stage.task, "train"),
             estimator,
-            forward=TaskForward(stage.task),
+            forward=TaskForward(stage.task, stage.precision),
             only=weights.__contains__,
             progress=stage.progress,
         )
