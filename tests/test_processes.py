@@ -44,7 +44,8 @@ WITH_HEADS = {
     "ewc_delta": {"method__strength": 10.0, "model__lora__rank": 2},
     "olora": {"method__strength": 0.01, "model__lora__rank": 2},
     "reglora": {"method__strength": 10.0, "model__lora__rank": 2},
-    "keeplora": {"model__lora__rank": 2},
+    # singular vectors are sensitive to rounding: the first, of layers with large gradients
+    "keeplora": {"model__lora__rank": 1, "model__lora__targets": ["value"]},
     "moelora": {"model__lora__rank": 4, "model__lora__experts": 2},
     "replay": {"method__fraction": 0.5, "method__frequency": 2},
     "adapters": {"method__rank": 2},

@@ -303,6 +303,7 @@ KEEPERS = {
     "si": {"method__strength": 10.0},
     "lwf": {"method__strength": 3.0},
     "ewc_dr": {"method__strength": 10.0},
+    "ewc_delta": {"method__strength": 10.0, "model__lora__rank": 2},
 }
 
 
@@ -313,7 +314,7 @@ def pairs(tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("order", "method"),
-    [("vcr,nlvr2", name) for name in ("adapters", "single", "joint", "ewc_dr")]
+    [("vcr,nlvr2", name) for name in ("adapters", "single", "joint", "ewc_dr", "ewc_delta")]
     + [("shapes:2x2", name) for name in ("si", "lwf")],
 )
 def test_results_are_the_same_with_and_without(pairs, tmp_path, order, method):

@@ -8,10 +8,12 @@ import pytest
 from killing import assert_same_end, start, stop_after
 from tiny_llava import write_instructions, write_llava
 from tiny_run import Run, assert_identical, learn
+from torch.testing import assert_close
 
 from mcit.config.parse import parse
 from mcit.config.schema import RunConfig
-from mcit.fresh_pairs import find_acting
+from mcit.export import export_learner, load_exported
+from mcit.models.lora_pairs import find_acting
 
 STRONG = {"strength": 1.0}
 
@@ -97,6 +99,20 @@ def test_the_teacher_is_the_old_adapter(runs):
 
 def test_every_task_has_its_pair(runs):
     assert find_acting(runs("olora", **STRONG).learner) == ["default", "pair2"]
+
+
+@pytest.mark.parametrize(("method", "options"), [("olora", STRONG), ("moelora", {"experts": 2})])
+def test_pairs_and_experts_are_exported_and_loaded_with_the_same_answers(
+    runs, tmp_path, method, options
+):
+    run = runs(method, **options)
+    export_learner(run.learner, tmp_path, "card", {})
+    again = load_exported(tmp_path)
+    task = run.result.plan.tasks[0]
+    batch = task.collate([task.examples("train")[0]], again.processor)
+    expected = run.learner.eval()(batch, task.head).logits
+    assert_close(again(batch, task.head).logits, expected)
+    assert find_acting(again) == find_acting(run.learner)
 
 
 def test_a_stopped_run_with_pairs_goes_on_as_if_it_had_not_been(runs, tmp_path):
