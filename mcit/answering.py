@@ -3,7 +3,8 @@
 It stands beside the method, which holds the network: any method goes with any classifier and any
 transport. At the end of a task the statistics of old classes are carried over to the features as
 they are now, those of new classes are measured, and every classifier is computed from them. Nothing
-of it touches the steps of a task, so that several classifiers are scored on one training.
+of it touches the steps of a task, so that several classifiers are scored on one training; a
+transport may look at the network between two of them.
 """
 
 from __future__ import annotations
@@ -40,14 +41,18 @@ class Answering:
 
     classifiers: Mapping[str, Classifier]
     transport: Transport
+    # the statistics that the method itself looks at
+    wanted: Needs = Needs()
     statistics: ClassStatistics | None = field(default=None, repr=False)
     fitted: dict[str, Fitted] = field(default_factory=dict, repr=False)
     old: Learner | None = field(default=None, repr=False)
+    # the task's images as the old network sees them, once they were looked at
+    before: Features | None = field(default=None, repr=False)
 
     @property
     def needs(self) -> Needs:
-        """Return what is kept of classes; nothing if the head alone answers."""
-        wanted = Needs()
+        """Return what is kept of classes; nothing if head and method need none."""
+        wanted = self.wanted
         for classifier in self.classifiers.values():
             wanted |= classifier.needs()
         if wanted:
@@ -89,8 +94,25 @@ class Answering:
     def begin_task(self, stage: Stage) -> None:
         """Keep the network as it is, if a transport will compare it with what it becomes."""
         self.old = None
+        self.before = None
+        self.transport.begin_task()
         if self.needs and self.transport.compares and stage.index > 0:
             self.old = stage.learner.frozen_copy()
+
+    def after_step(self, stage: Stage, taken: int, total: int) -> None:
+        """Let the transport look at the network, if that is due after so many of all steps."""
+        looks = self.transport.count_looks()
+        if not looks or self.old is None or taken == total:
+            return
+        due = {round(total * number / (looks + 1)) for number in range(1, looks + 1)}
+        if taken in due:
+            after = self._read(stage, stage.learner)
+            self.transport.look(self._compare(stage, self.old, after))
+
+    @property
+    def looks_while_training(self) -> bool:
+        """Whether the steps of a task leave something here, so that they cannot be skipped."""
+        return bool(self.needs) and self.transport.count_looks() > 0
 
     def end_task(self, stage: Stage) -> None:
         """Carry over, measure and fit: the weights are final for the task."""
@@ -100,17 +122,19 @@ class Answering:
             return
         features = self._read(stage, stage.learner)
         new = ClassStatistics.measure(features, span.known, span.total, needs)
-        if needs.sensitivity:
-            new = replace(new, sensitivity=_measure_sensitivity(stage, features))
         if self.statistics is not None:
             new = self._carry(stage, self.statistics, features).join(new)
-        self.statistics = new
         self.old = None
+        self.before = None
+        self.transport.begin_task()
         known = Known(new, features)
         self.fitted = {}
         for name, classifier in self.classifiers.items():
             if classifier.needs():
                 self.fitted[name] = classifier.fit(known)
+        if needs.sensitivity:
+            new = replace(new, sensitivity=self.measure_sensitivity(stage, features))
+        self.statistics = new
 
     def scorers(self, stage: Stage, own: Scorer | None) -> dict[str, Scorer | None]:
         """Return what scores, by name; own: what the method answers with, None for the head."""
@@ -135,6 +159,9 @@ class Answering:
             state["statistics"] = self.statistics.state_dict()
         if self.old is not None:
             state["old"] = self.old.state_dict()
+        seen = self.transport.state_dict()
+        if seen:
+            state["transport"] = dict(seen)
         fitted = {
             name: dict(value)
             for name, value in self.fitted.items()
@@ -153,6 +180,8 @@ class Answering:
         if "old" in state:
             self.old = stage.learner.frozen_copy()
             self.old.load_state_dict(state["old"])
+        self.before = None
+        self.transport.restore(state.get("transport", {}))
         self.fitted = dict(state.get("fitted", {}))
 
     def bytes_held(self) -> int:
@@ -161,7 +190,7 @@ class Answering:
 
     def describe(self) -> str:
         """Return one line for reports; nothing if the head alone answers."""
-        if not self.needs:
+        if not any(classifier.needs() for classifier in self.classifiers.values()):
             return ""
         named = ", ".join(classifier.describe() for classifier in self.classifiers.values())
         return f"answered by {named}; statistics carried over: {self.transport.describe()}"
@@ -172,12 +201,20 @@ class Answering:
     def _carry(self, stage: Stage, statistics: ClassStatistics, after: Features) -> ClassStatistics:
         if self.old is None:
             return statistics
-        before = self._read(stage, self.old)
-        return self.transport.move(statistics, Drift(stage, self.old, before, after))
+        return self.transport.move(statistics, self._compare(stage, self.old, after))
 
+    def _compare(self, stage: Stage, old: Learner, after: Features) -> Drift:
+        if self.before is None:
+            self.before = self._read(stage, old)
+        return Drift(stage, old, self.before, after)
 
-def _measure_sensitivity(stage: Stage, features: Features) -> Tensor:
-    state = stage.learner.state_dict()
-    weight = stage.learner.classifier_weight(stage.task.head)
-    bias = state[weight.removesuffix("weight") + "bias"]
-    return find_sensitivity(features.values, state[weight].cpu(), bias.cpu()).float()
+    def measure_sensitivity(self, stage: Stage, features: Features) -> Tensor:
+        """Return how fast the answers of the run's own softmax, or of the head, change."""
+        layer = None
+        if self.own in self.fitted:
+            layer = self.classifiers[self.own].softmax_layer(self.fitted[self.own])
+        if layer is None:
+            state = stage.learner.state_dict()
+            name = stage.learner.classifier_weight(stage.task.head)
+            layer = (state[name].cpu(), state[name.removesuffix("weight") + "bias"].cpu())
+        return find_sensitivity(features.values, *layer).float()

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from mcit.gradients.preserve_state import eval_mode
 from mcit.parallel.global_batch import draw_rows, process_rank
 from mcit.parallel.loading import SplitLoader, gather_counts, sum_over_processes
 from mcit.task import Batch, Task, move
@@ -218,10 +219,8 @@ def read_features(learner: Learner, task: Task, loader: SplitLoader) -> Features
     def read(batch: Batch) -> Tensor:
         return learner(batch, task.head).features
 
-    training = learner.training
-    learner.eval()
-    values, labels = gather_rows(read, task, loader, find_device(learner))
-    learner.train(training)
+    with eval_mode(learner):
+        values, labels = gather_rows(read, task, loader, find_device(learner))
     return Features(values, labels)
 
 
@@ -321,6 +320,14 @@ def draw_prototypes(means: Tensor, count: int, radius: float = 0.0) -> tuple[Ten
         noise = draw_rows(lambda rows: torch.randn(rows, width), count)
         features = features + radius * noise.to(features)
     return features, labels.to(means.device)
+
+
+def draw_normal(mean: Tensor, covariance: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """Return draws [count, width] from a normal distribution; the covariance may be singular."""
+    values, vectors = torch.linalg.eigh(covariance.double())
+    root = vectors * values.clamp_min(0).sqrt()
+    noise = torch.randn(count, len(mean), generator=generator, dtype=torch.float64)
+    return (mean.double() + noise @ root.T).float()
 
 
 def _mean(values: Tensor) -> Tensor:

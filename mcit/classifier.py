@@ -60,6 +60,10 @@ class Classifier:
         """Return scores [batch, classes] of features [batch, width]; larger is better."""
         raise NotImplementedError
 
+    def softmax_layer(self, fitted: Fitted) -> tuple[Tensor, Tensor] | None:
+        """Return weight and bias of the layer whose softmax answers; None if it is no such."""
+        return None
+
     def describe(self) -> str:
         """Return a few words for reports."""
         return self.name

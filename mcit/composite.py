@@ -19,6 +19,7 @@ from typing import Any, get_type_hints
 
 from torch import Tensor
 
+from mcit.class_statistics import ClassStatistics, Needs
 from mcit.classifier import Scorer
 from mcit.config.schema import ModelConfig
 from mcit.errors import ConfigError
@@ -117,6 +118,16 @@ class Composite(Method):
             warnings=[warning for outcome in outcomes for warning in outcome.warnings],
         )
 
+    def needs(self) -> Needs:
+        wanted = Needs()
+        for part in self.parts():
+            wanted |= part.needs()
+        return wanted
+
+    def see_statistics(self, stage: Stage, statistics: ClassStatistics) -> None:
+        for part in self.parts():
+            part.see_statistics(stage, statistics)
+
     def classifier(self, stage: Stage) -> Scorer | None:
         return self._owner("classifier").classifier(stage)
 
@@ -170,6 +181,8 @@ def compose(methods: Sequence[type[Method]]) -> type[Composite]:
         "name": "+".join(method.name for method in methods),
         "first_task_is_finetuning": all(method.first_task_is_finetuning for method in methods),
         "keeps_examples": any(method.keeps_examples for method in methods),
+        "trains_head": all(method.trains_head for method in methods),
+        "uses_every_head": any(method.uses_every_head for method in methods),
     }
     for attribute in EXCLUSIVE_ATTRIBUTES:
         owners = _find_owners(methods, attribute)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from torch import Tensor
 
+from mcit.class_statistics import ClassStatistics, Needs
 from mcit.classifier import Scorer
 from mcit.config.parse import Selection
 from mcit.config.schema import ModelConfig
@@ -99,7 +100,8 @@ class Method:
 
     The hooks of a task come in this order: begins_pair, begin_task, tasks_to_fit, begin_fit; for
     every optimizer step prepare_batch, loss, extra_loss, on_gradients_ready, after_step and
-    extra_batch; end_task; classifier, before_scoring for every task that is scored, after_scoring.
+    extra_batch; end_task, see_statistics; classifier, before_scoring for every task that is scored,
+    after_scoring.
 
     `lwf+ewc_lo` is a combination: the hooks of both run in that order and extra losses add up. What
     tasks_to_fit, prepare_batch, loss, extra_batch and classifier return can come from one method
@@ -111,6 +113,8 @@ class Method:
     first_task_is_finetuning: ClassVar[bool] = False
     # Bytes that it keeps for every weight that trains, for estimates of memory.
     bytes_per_weight: ClassVar[int] = 0
+    # Whether steps change nothing but the network, so that runs of the same options share them.
+    steps_move_network_only: ClassVar[bool] = False
     # What answers and what carries class statistics over, unless the run names others; a method
     # that was published together with them says so here.
     answers: ClassVar[Selection] = Selection("head")
@@ -126,6 +130,10 @@ class Method:
     comes_last: ClassVar[bool] = False
     # Whether it can be part of no combination, as bounds on what others can reach.
     stands_alone: ClassVar[bool] = False
+    # Whether its head learns every task; one that does not cannot answer.
+    trains_head: ClassVar[bool] = True
+    # Whether every step's loss looks at all heads that train, where that is more than one.
+    uses_every_head: ClassVar[bool] = False
 
     def parts(self) -> Sequence[Method]:
         """Return the methods that this one is made of: itself, unless it is a combination."""
@@ -193,6 +201,13 @@ class Method:
     def end_task(self, stage: Stage) -> Outcome:
         """Measure importance or fill a buffer: the weights are final for the task."""
         return Outcome()
+
+    def needs(self) -> Needs:
+        """Return the statistics of classes that the method itself looks at, in see_statistics."""
+        return Needs()
+
+    def see_statistics(self, stage: Stage, statistics: ClassStatistics) -> None:
+        """The statistics of all classes seen are measured, as the network has them now."""
 
     def classifier(self, stage: Stage) -> Scorer | None:
         """Return what answers from features when tasks are scored; None for the learner's head.

@@ -141,12 +141,21 @@ class Session:
 
     def fit(self, stage: Stage, **options: Any) -> int:
         """Take the task's steps and return their number; see Trainer.fit for the options."""
-        return self.trainer.fit(stage, self.method, **options)
+        then = options.pop("on_step", None)
+
+        def on_step(taken: int, total: int, optimizer: Optimizer) -> None:
+            self.answering.after_step(stage, taken, total)
+            if then is not None:
+                then(taken, total, optimizer)
+
+        return self.trainer.fit(stage, self.method, on_step=on_step, **options)
 
     def conclude(self, stage: Stage) -> Outcome:
         """Let the method end the task, compute the classifiers, and return what was found."""
         outcome = self.method.end_task(stage)
         self.answering.end_task(stage)
+        if self.answering.statistics is not None:
+            self.method.see_statistics(stage, self.answering.statistics)
         return outcome
 
     def score(self, stage: Stage) -> list[Score]:

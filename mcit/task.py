@@ -107,7 +107,10 @@ class Head:
     # logits per example
     outputs: int
     kind: Literal["class", "multi_label", "choice", "text"] = "class"
-    layout: Literal["mlp", "linear"] = "mlp"
+    # `projector`: linear, GELU, linear, for features that a loss compares
+    layout: Literal["mlp", "linear", "projector"] = "mlp"
+    # width of a projector's hidden layer
+    hidden: int = 0
     # 2 for an image pair, 4 for four choices
     views: int = 1
     # the most tokens that a text may have

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
+
+from torch import Tensor
 
 from mcit.class_statistics import ClassStatistics, Features, Needs
 from mcit.method import Stage
@@ -48,9 +51,26 @@ class Transport:
         """Return the statistics that the transport itself looks at."""
         return Needs()
 
+    def count_looks(self) -> int:
+        """Return how often, evenly spaced, it looks at the network while a task is learned."""
+        return 0
+
+    def begin_task(self) -> None:
+        """Forget what was seen while the task before was learned."""
+
+    def look(self, drift: Drift) -> None:
+        """The task's images are seen between two of its steps."""
+
     def move(self, statistics: ClassStatistics, drift: Drift) -> ClassStatistics:
         """Return the statistics of old classes as the network sees them after the task."""
         raise NotImplementedError
+
+    def state_dict(self) -> Mapping[str, Tensor]:
+        """Return what was seen so far while the task is learned, for a run that is resumed."""
+        return {}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Take up what `state_dict` returned."""
 
     def describe(self) -> str:
         """Return a few words for reports."""

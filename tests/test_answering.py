@@ -24,6 +24,7 @@ SMALL = {
     "network": {"transport__hidden": 8, "transport__epochs": 2, "transport__draws": 50},
     "attack": {"transport__candidates": 4, "transport__iterations": 1},
     "displacement": {"transport__kernel": "fisher"},
+    "ridge": {"transport__average": 0.5, "transport__looks": 3},
 }
 
 
@@ -83,7 +84,7 @@ def test_a_loaded_run_answers_as_it_was_scored(tmp_path):
         assert again == run.rows[-1]
 
 
-@pytest.mark.parametrize("transport", ["attack", "network", "displacement"])
+@pytest.mark.parametrize("transport", ["attack", "network", "displacement", "ridge"])
 def test_a_killed_run_ends_as_if_it_had_not_been(monkeypatch, tmp_path, transport):
     clock = Clock(monkeypatch)
     more = {"checkpoint__every_steps": 2, "model__channels_last": False}

@@ -85,6 +85,21 @@ WITH_CLASSES = {
     "freeze_encoder": {"classifier__name": "lda"},
     "pass": {"tasks__shapes__recipe__learning_rate": 1e-3},
     "ssre": {"tasks__shapes__recipe__learning_rate": 1e-3, **REFRESHED},
+    "fetril": {},
+    "fecam": {},
+    "efc": {"tasks__shapes__recipe__learning_rate": 1e-3, "training__accumulate": 2},
+    "ldc": {},
+    "adc": {"transport__name": "attack", "transport__candidates": 3},
+    "dpcr": {},
+    "adagauss": {
+        "model__bottleneck": 4,
+        "method__hidden": 8,
+        "transport__name": "network",
+        "transport__epochs": 1,
+        "transport__hidden": 8,
+        "transport__draws": 50,
+    },
+    "gatf": {"model__bottleneck": 4, "method__hidden": 8, **REFRESHED},
 }
 # one training that several classifiers score
 ANSWERED = {"classifier__name": "gaussian,head,svm", "transport__name": "ridge"}

@@ -9,12 +9,18 @@ import torch
 from test_classifiers import assert_like, draw, gather, load, measure
 from torch.testing import assert_close
 
-from mcit.class_statistics import ClassStatistics, Features, Needs, find_sensitivity
+from mcit.class_statistics import (
+    ClassStatistics,
+    Features,
+    Needs,
+    draw_normal,
+    find_sensitivity,
+)
 from mcit.errors import ConfigError
 from mcit.transport import Drift
 from mcit.transports.attack import Attack
 from mcit.transports.displacement import Displacement
-from mcit.transports.network import Network, draw_normal
+from mcit.transports.network import Network
 from mcit.transports.none import NoTransport
 from mcit.transports.ridge import RidgeTransport, find_spans
 

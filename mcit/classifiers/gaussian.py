@@ -18,6 +18,7 @@ its length.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -27,7 +28,9 @@ from torch import Tensor
 from mcit.class_statistics import Needs, raise_features
 from mcit.classifier import Classifier, Fitted, Known
 from mcit.config.options import option
+from mcit.config.schema import ModelConfig
 from mcit.errors import ConfigError
+from mcit.task import Task
 
 
 @dataclass
@@ -57,6 +60,17 @@ class Gaussian(Classifier):
             problems.append(f"'repeats' counts from 1, found {self.repeats}")
         if problems:
             raise ConfigError(problems)
+
+    def find_problems(self, tasks: Sequence[Task], model: ModelConfig) -> list[str]:
+        if self.power == 1 or not model.signed_features:
+            return []
+        cause = f"those of {model.name!r} may be"
+        if model.bottleneck is not None:
+            cause = f"those of a bottleneck (model.bottleneck={model.bottleneck}) may be"
+        return [
+            f"classifier 'gaussian' raises features to the power {self.power:g}, which none that "
+            f"is negative has, and {cause}; pass --set classifier.power=1"
+        ]
 
     def needs(self) -> Needs:
         return Needs(means=True, powers=frozenset({self.power}))

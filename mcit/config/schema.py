@@ -86,13 +86,22 @@ class ModelConfig:
         factory=dict,
         help="changes of a generative model's image processor, such as {do_pad: true}",
     )
+    bottleneck: int | None = option(
+        None, help="so many features of resnet18, by a linear layer on top of it; none: no such"
+    )
     channels_last: bool = option(
         True, help="memory layout of resnet18; faster on CPUs", kind=Kind.ROUNDING
     )
 
     def __post_init__(self) -> None:
-        if self.width is not None:
-            _check_ranges(self, width=(1, None))
+        for name in ("width", "bottleneck"):
+            if getattr(self, name) is not None:
+                _check_ranges(self, **{name: (1, None)})
+
+    @property
+    def signed_features(self) -> bool:
+        """Whether features may be negative; those of resnet18 are means after a ReLU."""
+        return not self.from_scratch or self.bottleneck is not None
 
     @property
     def from_scratch(self) -> bool:

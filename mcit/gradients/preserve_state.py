@@ -64,6 +64,18 @@ def preserve_random_states() -> Iterator[None]:
             np.random.set_state(numpy_state)
 
 
+@contextmanager
+def eval_mode(module: nn.Module) -> Iterator[None]:
+    """Put a module into eval mode, and each of its parts back into the mode it was in."""
+    modes = {part: part.training for part in module.modules()}
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, mode in modes.items():
+            part.training = mode
+
+
 def _copy_buffers(model: nn.Module) -> list[tuple]:
     """Return, for every buffer, the dictionary it is registered in, its name, itself and a copy."""
     copies = []

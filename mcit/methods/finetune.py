@@ -22,6 +22,7 @@ class Finetune(Method):
 
     name = "finetune"
     first_task_is_finetuning = True
+    steps_move_network_only = True
     fresh_pairs: bool = option(False, help="a LoRA pair for every task, instead of one for all")
 
     def find_problems(self, tasks: Sequence[Task], model: ModelConfig) -> list[str]:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mcit.method import Method, Stage
+from mcit.task import Task
 
 
 @dataclass
@@ -21,10 +22,16 @@ class FreezeEncoder(Method):
     """Nothing is forgotten, and nothing but heads is learned once the backbone is trained."""
 
     name = "freeze_encoder"
+    steps_move_network_only = True
 
     def begin_task(self, stage: Stage) -> Sequence[str]:
         stage.learner.encoder.requires_grad_(not is_frozen(stage))
         return ()
+
+    def tasks_to_fit(self, stage: Stage) -> Sequence[Task]:
+        if is_frozen(stage) and not self.trains_head:
+            return []
+        return [stage.task]
 
     def begin_fit(self, stage: Stage) -> None:
         if is_frozen(stage):

@@ -29,8 +29,9 @@ from torch import Tensor
 from mcit.answer_scores import IGNORED
 from mcit.config.options import option
 from mcit.errors import ConfigError
+from mcit.gradients.preserve_state import eval_mode
 from mcit.method import Method, Stage
-from mcit.models.teacher import Teacher, eval_mode
+from mcit.models.teacher import Teacher
 from mcit.task import Batch, Head, Output, Track
 
 
@@ -40,6 +41,7 @@ class Lwf(Method):
 
     name = "lwf"
     first_task_is_finetuning = True
+    steps_move_network_only = True
     # no default: a configuration or the user chooses it
     strength: float = option(help="weight of the distillation loss; 0 is finetuning")
     temperature: float = option(2.0, help="softens both networks' probabilities")

@@ -67,6 +67,8 @@ def find_model_problems(config: ModelConfig, tasks: Sequence[Task]) -> list[str]
         )
     if config.width is not None and not config.from_scratch:
         problems.append("model.width is an option of resnet18; other networks have a width already")
+    if config.bottleneck is not None and not config.from_scratch:
+        problems.append("model.bottleneck is an option of resnet18; other networks keep their top")
     if config.from_scratch and config.lora.rank > 0:
         problems.append("model.lora.rank needs pretrained weights, and 'resnet18' starts at random")
     if config.from_scratch and config.gradient_checkpointing:
@@ -91,4 +93,4 @@ def _build_resnet(config: ModelConfig, task: Task) -> Learner:
     defaults = task.network_defaults()
     width = config.width or defaults.get("width", 64)
     stem = defaults.get("stem", "cifar")
-    return Learner(build_resnet(width, stem, config.channels_last))
+    return Learner(build_resnet(width, stem, config.channels_last, config.bottleneck))

@@ -36,6 +36,10 @@ class TaskHead(nn.Module):
                 nn.GELU(),
                 nn.Linear(hidden, outputs),
             )
+        elif head.layout == "projector":
+            self.layers = nn.Sequential(
+                nn.Linear(inputs, head.hidden), nn.GELU(), nn.Linear(head.hidden, outputs)
+            )
         elif self.choice:
             self.layers = nn.Sequential(Dropout(0.1), nn.Linear(inputs, outputs))
         else:

@@ -6,7 +6,7 @@ He et al., Deep residual learning for image recognition, CVPR 2016, https://arxi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -48,16 +48,30 @@ class BasicBlock(nn.Module):
 
 
 class ResNet(Backbone):
-    """Images in, features [batch, 1, 8 * base width] out: the spatial mean of the last stage."""
+    """Images in, features [batch, 1, 8 * base width] out: the spatial mean of the last stage.
+
+    A bottleneck makes fewer of them by a linear layer, which is a 1x1 convolution before the mean;
+    these may be negative.
+    """
 
     reads = frozenset({"images"})
     lora_targets = ("conv1", "conv2")
     pretrained = False
 
-    def __init__(self, width: int = 64, stem: Stem = "cifar", channels_last: bool = False):
+    def __init__(
+        self,
+        width: int = 64,
+        stem: Stem = "cifar",
+        channels_last: bool = False,
+        bottleneck: int | None = None,
+    ):
         super().__init__()
         # what it is built again with
-        self.settings = {"width": width, "stem": stem, "channels_last": channels_last}
+        self.settings: dict[str, Any] = {
+            "width": width,
+            "stem": stem,
+            "channels_last": channels_last,
+        }
         self.stem = _build_stem(stem, width)
         blocks = []
         channels = width
@@ -68,6 +82,11 @@ class ResNet(Backbone):
                 channels = growth * width
         self.blocks = nn.Sequential(*blocks)
         self.width = channels
+        self.bottleneck: nn.Module = nn.Identity()
+        if bottleneck is not None:
+            self.settings["bottleneck"] = bottleneck
+            self.bottleneck = nn.Linear(channels, bottleneck)
+            self.width = bottleneck
         # Trap: on CPUs, widths that are not a multiple of a vector's 8 numbers corrupt memory in
         # this layout (torch 2.13, oneDNN: `free(): invalid next size` in the backward pass).
         self.memory_format = torch.contiguous_format
@@ -81,7 +100,7 @@ class ResNet(Backbone):
         # [batch, 3, height, width]
         images = batch["pixel_values"].contiguous(memory_format=self.memory_format)
         maps = self.blocks(self.stem(images))
-        return maps.mean(dim=(2, 3)).unsqueeze(1)  # [batch, 1, features]
+        return self.bottleneck(maps.mean(dim=(2, 3))).unsqueeze(1)  # [batch, 1, features]
 
     def layers(self) -> Sequence[Layer]:
         found = [Layer("stem", ("stem.",), group="stem", role="embeddings")]
@@ -89,16 +108,23 @@ class ResNet(Backbone):
             stage, block = divmod(number, _BLOCKS_PER_STAGE)
             group = f"stage {stage + 1}"
             found.append(Layer(f"{group}, block {block + 1}", (f"blocks.{number}.",), group))
+        if "bottleneck" in self.settings:
+            found.append(Layer("bottleneck", ("bottleneck.",), group="bottleneck", role="top"))
         return found
 
 
-def build_resnet(width: int = 64, stem: Stem = "cifar", channels_last: bool = False) -> ResNet:
+def build_resnet(
+    width: int = 64,
+    stem: Stem = "cifar",
+    channels_last: bool = False,
+    bottleneck: int | None = None,
+) -> ResNet:
     """Return a new ResNet-18; its features have eight times the channels of the first stage."""
     if stem not in get_args(Stem):
         raise ValueError(f"unknown stem {stem!r} (stems: {', '.join(get_args(Stem))})")
     if width < 1:
         raise ValueError(f"the base width of a ResNet must be positive, found {width}")
-    return ResNet(width, stem, channels_last)
+    return ResNet(width, stem, channels_last, bottleneck)
 
 
 def _build_stem(stem: Stem, width: int) -> nn.Sequential:

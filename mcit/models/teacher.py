@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call
 
+from mcit.gradients.preserve_state import eval_mode
 from mcit.models.learner import Learner
 from mcit.task import Batch, Head, Output
 
@@ -71,15 +71,3 @@ def _list_tensors(learner: Learner) -> Iterator[tuple[str, Tensor]]:
     for name, buffer in learner.named_buffers():
         if name in stored:
             yield name, buffer
-
-
-@contextmanager
-def eval_mode(module: nn.Module) -> Iterator[None]:
-    """Put a module into eval mode, and each of its parts back into the mode it was in."""
-    modes = {part: part.training for part in module.modules()}
-    module.eval()
-    try:
-        yield
-    finally:
-        for part, mode in modes.items():
-            part.training = mode

@@ -177,6 +177,24 @@ def _measure_channels(x: Tensor, counted: bool) -> tuple[Tensor, Tensor, float]:
     return mean, variance, float(total.detach())
 
 
+def find_batch_covariance(x: Tensor) -> tuple[Tensor, int]:
+    """Return the unbiased covariance [width, width] of rows [rows, width], and how many there are.
+
+    The rows are those of all processes, and gradients reach them all.
+    """
+    counted = _current is None or _current.counted
+    weight = x.new_full((1,), float(len(x)) * counted)
+    sums = torch.cat([x.sum(dim=0) * counted, weight])
+    if process_rank()[1] > 1 and _current is not None:
+        sums = _SumOverProcesses.apply(sums)
+    count = int(sums[-1])
+    centered = x - sums[:-1] / count
+    products = centered.T @ centered * counted
+    if process_rank()[1] > 1 and _current is not None:
+        products = _SumOverProcesses.apply(products)
+    return products / max(count - 1, 1), count
+
+
 class _SumOverProcesses(torch.autograd.Function):
     """Sums a tensor over all processes; its gradient is the sum of theirs."""
 

@@ -16,7 +16,7 @@ from mcit.composite import Composite
 from mcit.config.files import NO_TASKS, read_recipe, split_names
 from mcit.config.identity import keep_kinds
 from mcit.config.options import Kind
-from mcit.config.parse import layer, parse, to_dict
+from mcit.config.parse import Selection, layer, parse, to_dict
 from mcit.config.schema import RunConfig
 from mcit.embedded.benchmark import read_settings
 from mcit.errors import ConfigError, DataError
@@ -272,6 +272,9 @@ def _make_answering(config: RunConfig, method: Method, problems: list[str]) -> A
     options_of = _group_by_class(config.classifiers, find_classifier, problems)
     selected = config.classifier or method.answers
     carried = config.transport or method.carries
+    if config.transport is None and selected.name == HEAD:
+        # the head has nothing to carry over, whatever the method was published with
+        carried = Selection("none")
     classifiers: dict[str, Classifier] = {}
     try:
         for name in split_names(selected):
@@ -292,7 +295,13 @@ def _make_answering(config: RunConfig, method: Method, problems: list[str]) -> A
     except ConfigError as error:
         problems += error.problems
         return None
-    return Answering(classifiers, transport)
+    if HEAD in classifiers and not method.trains_head:
+        problems.append(
+            f"method {method.name!r} trains no head after the first task, so that the classifier "
+            f"'head' cannot answer; leave --classifier out for {method.answers.name!r}, or name "
+            "another"
+        )
+    return Answering(classifiers, transport, method.needs())
 
 
 def answer_by_head() -> Answering:

@@ -33,7 +33,7 @@ from mcit.config.identity import keep_kinds
 from mcit.config.options import Kind
 from mcit.config.parse import to_dict
 from mcit.files import digest_file, make_folder
-from mcit.method import Stage
+from mcit.method import Method, Stage
 from mcit.models.learner import Learner
 from mcit.parallel.processes import broadcast
 from mcit.runner.learner_state import digest_tensor
@@ -60,6 +60,8 @@ OUTSIDE = (
     "runner/checkpointer",
     "runner/interruption",
 )
+# members of a method that say what it is called and what answers, and decide no step
+OF_ANSWERS = ("name", "answers", "carries", "describe", "find_problems", "explain_divergence")
 # elements of a tensor whose digest is remembered
 LARGE = 1 << 16
 
@@ -70,8 +72,9 @@ class StageCache:
     """A folder of stages, for any number of runs at a time: an entry appears whole or not at all.
 
     The keys of a plan's stages are a chain: each is made of its parent, its task with its data, and
-    the method. The first task's steps alone have an entry of their own, which methods share whose
-    first task is finetuning.
+    the method. A task's steps alone have an entry of their own. Methods whose first task is
+    finetuning share it; runs whose steps change the network only share those of all tasks, whatever
+    answers, and so do methods that differ in nothing else.
     """
 
     def __init__(self, folder: Path, plan: Plan, trainer: Trainer, learner: Learner):
@@ -90,7 +93,7 @@ class StageCache:
         return self._read(self._key(stage), say)
 
     def find_fit(self, stage: Stage, say: Say) -> Checkpoint | None:
-        """Return what the first task's steps led to, if the method shares them with finetuning."""
+        """Return what a task's steps led to, if runs of other methods or classifiers share them."""
         key = self._fit_key(stage)
         return None if key is None else self._read(key, say)
 
@@ -99,7 +102,7 @@ class StageCache:
         self._write(self._key(stage), checkpoint)
 
     def store_fit(self, stage: Stage, checkpoint: Checkpoint) -> None:
-        """Keep the first task's steps, if the method shares them."""
+        """Keep a task's steps, if they are shared."""
         key = self._fit_key(stage)
         if key is not None:
             self._write(key, checkpoint)
@@ -129,9 +132,23 @@ class StageCache:
         return digest(whole, self._memo)
 
     def _fit_key(self, stage: Stage) -> str | None:
-        if stage.index > 0 or not self.method.first_task_is_finetuning:
+        if self.answering.looks_while_training:
             return None
-        return digest({"parent": self._keys[0], "task": stage.task, "fit": True}, self._memo)
+        if stage.index == 0 and self.method.first_task_is_finetuning:
+            return digest({"parent": self._keys[0], "task": stage.task, "fit": True}, self._memo)
+        if not self.method.steps_move_network_only:
+            return None
+        parent = self._keys[0]
+        if stage.index > 0:
+            earlier = self._fit_key(dataclasses.replace(stage, index=stage.index - 1))
+            parent = earlier or parent
+        whole = {
+            "parent": parent,
+            "task": stage.task,
+            "fit": describe_training(self.method),
+            "followed": bool(stage.later),
+        }
+        return digest(whole, self._memo)
 
     def _read(self, key: str, say: Say) -> Checkpoint | None:
         """Return the entry of a key; one that is damaged or belongs to another key is removed."""
@@ -168,6 +185,27 @@ def _describe_answering(answering: Answering) -> list[Any]:
         code = digest_file(inspect.getfile(type(part)))
         described.append([part.name, to_dict(part), code])
     return described
+
+
+def describe_training(method: Method) -> dict[str, Any]:
+    """Return what decides a method's steps besides tasks and network: its options and its code.
+
+    Methods of the same options that run the same code, such as two that differ in what answers,
+    have the same.
+    """
+    fields = {field.name for field in dataclasses.fields(method)}
+    code: dict[str, str] = {}
+    for name in dir(type(method)):
+        if name.startswith("__") or name in fields or name in OF_ANSWERS:
+            continue
+        value = inspect.getattr_static(type(method), name)
+        function = inspect.unwrap(getattr(value, "__func__", getattr(value, "fget", value)))
+        if inspect.isfunction(function):
+            source = digest_file(inspect.getfile(function))
+            code[name] = f"{function.__module__}.{function.__qualname__} {source}"
+        else:
+            code[name] = repr(value)
+    return {"options": to_dict(method), "code": code}
 
 
 def _read_entry(path: Path) -> Checkpoint:

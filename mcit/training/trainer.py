@@ -156,7 +156,7 @@ class Trainer:
             if not learner.outputs(head):
                 learner.grow(head)
         optimizer = build_optimizer(tasks[-1].recipe, learner)
-        model, optimizer = self._prepare(learner, optimizer, extra_heads)
+        model, optimizer = self._prepare(learner, optimizer, method, extra_heads)
         learner.train()
         method.begin_fit(stage)
         number = 0
@@ -285,7 +285,11 @@ class Trainer:
         )
 
     def _prepare(
-        self, learner: Learner, optimizer: torch.optim.Optimizer, extra_heads: Sequence[Head]
+        self,
+        learner: Learner,
+        optimizer: torch.optim.Optimizer,
+        method: Method,
+        extra_heads: Sequence[Head],
     ) -> tuple[Any, Any]:
         """Return learner and optimizer as accelerate prepares them."""
         # A step uses one head, and an extra one beside it. If several train (replay, joint),
@@ -295,7 +299,7 @@ class Trainer:
             name for name, head in learner.heads.items() if _trains(head) and name not in beside
         ]
         self.accelerator.ddp_handler = DistributedDataParallelKwargs(
-            find_unused_parameters=len(trained) > 1
+            find_unused_parameters=len(trained) > 1 and not method.uses_every_head
         )
         return self.accelerator.prepare(learner, optimizer)
 

@@ -25,6 +25,7 @@ from torch import Tensor
 from mcit.class_statistics import ClassStatistics, find_device
 from mcit.config.options import option
 from mcit.errors import ConfigError
+from mcit.gradients.preserve_state import eval_mode
 from mcit.parallel.loading import load_examples
 from mcit.task import Batch, move
 from mcit.transport import Drift, Transport
@@ -87,17 +88,15 @@ class Attack(Transport):
             return drift.old({**batch, PIXELS: pixels}, head).features
 
         learner = drift.stage.learner
-        training = learner.training
-        learner.eval()
-        changed = self.attack(see_old, batch[PIXELS], means[label])
-        before = see_old(changed).float()
-        reached = torch.cdist(before, means).argmin(dim=1) == label
-        if not bool(reached.any()):
-            changed = batch[PIXELS]
+        with eval_mode(learner):
+            changed = self.attack(see_old, batch[PIXELS], means[label])
             before = see_old(changed).float()
-            reached = torch.ones_like(reached)
-        after = learner({**batch, PIXELS: changed}, head).features.float()
-        learner.train(training)
+            reached = torch.cdist(before, means).argmin(dim=1) == label
+            if not bool(reached.any()):
+                changed = batch[PIXELS]
+                before = see_old(changed).float()
+                reached = torch.ones_like(reached)
+            after = learner({**batch, PIXELS: changed}, head).features.float()
         return (after - before)[reached].double().mean(dim=0)
 
     def describe(self) -> str:

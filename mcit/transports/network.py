@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mcit.class_statistics import ClassStatistics, Needs, find_covariance
+from mcit.class_statistics import ClassStatistics, Needs, draw_normal, find_covariance
 from mcit.config.options import option
 from mcit.errors import ConfigError
 from mcit.transport import Drift, Transport
@@ -111,11 +111,3 @@ class Adapter(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         inner = F.gelu(F.linear(x, self.weight1, self.bias1))
         return x + F.linear(inner, self.weight2, self.bias2)
-
-
-def draw_normal(mean: Tensor, covariance: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Return draws [count, width] from a normal distribution; the covariance may be singular."""
-    values, vectors = torch.linalg.eigh(covariance.double())
-    root = vectors * values.clamp_min(0).sqrt()
-    noise = torch.randn(count, len(mean), generator=generator, dtype=torch.float64)
-    return (mean.double() + noise @ root.T).float()

@@ -10,13 +10,16 @@ Gomez-Villa et al., Exemplar-free continual representation learning via learnabl
 (LDC), ECCV 2024, https://arxiv.org/abs/2407.08536, fits a matrix by gradient descent without
 intercept; He et al., DPCR, ICML 2025, https://arxiv.org/abs/2503.05423, solves for it and, with
 `project`, first projects each class onto the span of its own features; GATF (2026) solves with
-intercept, ridge 0.01, toward zero. Differs from all: images are not augmented.
+intercept, ridge 0.01, toward zero, and with `average` a blends maps seen while the task is learned:
+    M, b <- a M, a b + (1 - a) times those of the moment, `looks` times, evenly spaced
+from the map of a network that has not moved yet. Differs from all: images are not augmented.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -41,18 +44,51 @@ class RidgeTransport(Transport):
     toward: Literal["identity", "zero"] = option("identity", help="where the penalty draws the map")
     intercept: bool = option(True, help="fit a shift besides the matrix")
     project: bool = option(False, help="project each class onto its own span first, as DPCR does")
+    average: float = option(
+        0.0, help="share that a running average of maps keeps, GATF has 0.9; 0: the last map alone"
+    )
+    looks: int = option(19, help="with `average`, how many maps a task's steps give")
+    # the running average
+    matrix: Tensor | None = field(default=None, init=False, repr=False)
+    shift: Tensor | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
+        problems = []
         if not 0 < self.ridge < math.inf:
-            raise ConfigError([f"'ridge' must be above 0 and finite, found {self.ridge:g}"])
+            problems.append(f"'ridge' must be above 0 and finite, found {self.ridge:g}")
+        if not 0 <= self.average < 1:
+            problems.append(f"'average' must be from 0 to below 1, found {self.average:g}")
+        if self.looks < 1:
+            problems.append(f"'looks' counts from 1, found {self.looks}")
+        if problems:
+            raise ConfigError(problems)
 
     def needs(self) -> Needs:
         if self.project:
             return Needs(means=True, powers=frozenset({1.0}))
         return Needs()
 
+    def count_looks(self) -> int:
+        return self.looks if self.average else 0
+
+    def begin_task(self) -> None:
+        self.matrix = None
+        self.shift = None
+
+    def look(self, drift: Drift) -> None:
+        before = drift.before.values
+        if self.matrix is None:
+            self.matrix, self.shift = self.solve(before, before)
+        matrix, shift = self.solve(before, drift.after.values)
+        self.matrix = torch.lerp(matrix, self.matrix, self.average)
+        if shift is not None and self.shift is not None:
+            self.shift = torch.lerp(shift, self.shift, self.average)
+
     def move(self, statistics: ClassStatistics, drift: Drift) -> ClassStatistics:
-        matrix, shift = self.solve(drift.before.values, drift.after.values)
+        matrix, shift = self.matrix, self.shift
+        # without an average, and in a dry run that ends before the first look
+        if matrix is None:
+            matrix, shift = self.solve(drift.before.values, drift.after.values)
         if self.project:
             matrix = find_spans(statistics.gram()) @ matrix
         return statistics.map_features(matrix, shift)
@@ -80,8 +116,17 @@ class RidgeTransport(Transport):
         shift = new_mean - old_mean @ matrix if self.intercept else None
         return matrix, shift
 
+    def state_dict(self) -> Mapping[str, Tensor]:
+        found = {"matrix": self.matrix, "shift": self.shift}
+        return {name: value for name, value in found.items() if value is not None}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        self.matrix = state.get("matrix")
+        self.shift = state.get("shift")
+
     def describe(self) -> str:
-        return f"ridge (penalty {self.ridge:g} toward {self.toward})"
+        averaged = f", average of {self.looks} maps" if self.average else ""
+        return f"ridge (penalty {self.ridge:g} toward {self.toward}{averaged})"
 
 
 def find_spans(grams: Tensor) -> Tensor:
