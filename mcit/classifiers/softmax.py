@@ -55,13 +55,14 @@ class Softmax(Classifier):
         rows = add_draws(known)
         scale = float(rows.values.norm(dim=1).mean()) or 1.0
         solution = fit_softmax(
-            rows.values / scale,
+            rows.values.double() / scale,
             rows.labels,
             classes=known.statistics.classes,
             decay=self.decay,
             iterations=self.iterations,
         )
-        return {"weight": solution[:, :-1] / scale, "bias": solution[:, -1].clone()}
+        weight = solution[:, :-1] / scale
+        return {"weight": weight.float(), "bias": solution[:, -1].float()}
 
     def score(self, fitted: Fitted, features: Tensor) -> Tensor:
         return features @ fitted["weight"].T + fitted["bias"]
@@ -96,7 +97,7 @@ def fit_softmax(
 ) -> Tensor:
     """Return weights and bias [classes, width + 1]; biases are not penalized."""
     inputs = F.pad(rows, (0, 1), value=1.0)
-    solution = torch.zeros(classes, inputs.shape[1], requires_grad=True)
+    solution = torch.zeros(classes, inputs.shape[1], dtype=inputs.dtype, requires_grad=True)
     optimizer = torch.optim.LBFGS(
         [solution],
         max_iter=iterations,

@@ -11,7 +11,7 @@ Answer           argmin_c g' R_c^-1 g,  g = u(f) - u(mu_c),  u(x) = sqrt(x) / ||
 
 It is the classifier `gaussian` with FeCAM's options. Features must not be negative. Differs from
 the release: the first task is answered in this way too (there by the head), the head of the first
-task is the task's (`tasks.NAME.head`; there a cosine head), and the recipe is the task's.
+task is linear (there it compares directions), and the recipe is the task's.
 """
 
 from __future__ import annotations
