@@ -60,6 +60,15 @@ WITH_HEADS = {
 # importance as the EWC-DR release measures it
 RELEASE = {"unit": "batch", "mode": "train"}
 REFRESHED = {"training__refresh_batchnorm": True}
+DISTILLED = {"method__strength": 3.0, **REFRESHED}
+# after few steps the features of the old network, in eval mode, are large
+PROJECTED = {
+    "model__bottleneck": 4,
+    "method__hidden": 8,
+    "method__strength": 1e-3,
+    "tasks__shapes__recipe__learning_rate": 1e-3,
+    **REFRESHED,
+}
 WITH_CLASSES = {
     "finetune": {"training__accumulate": 3, **REFRESHED},
     "ewc": {"method__strength": 0.1},
@@ -75,7 +84,7 @@ WITH_CLASSES = {
     "si": {"method__strength": 0.1},
     "l2_anchor": {"method__strength": 0.1},
     "replay": {"method__fraction": 0.5, "method__frequency": 2},
-    "lwf": {"method__strength": 3.0, **REFRESHED},
+    "lwf": DISTILLED,
     "gpm": {"method__threshold": 0.5, "method__vectors": 50, **REFRESHED},
     "adam_nscl": {"method__average": False},
     "lwf_mc": {},
@@ -88,18 +97,17 @@ WITH_CLASSES = {
     "fetril": {},
     "fecam": {},
     "efc": {"tasks__shapes__recipe__learning_rate": 1e-3, "training__accumulate": 2},
-    "ldc": {},
-    "adc": {"transport__name": "attack", "transport__candidates": 3},
-    "dpcr": {},
+    "ldc": DISTILLED,
+    "adc": {**DISTILLED, "transport__name": "attack", "transport__candidates": 3},
+    "dpcr": DISTILLED,
     "adagauss": {
-        "model__bottleneck": 4,
-        "method__hidden": 8,
+        **PROJECTED,
         "transport__name": "network",
         "transport__epochs": 1,
         "transport__hidden": 8,
         "transport__draws": 50,
     },
-    "gatf": {"model__bottleneck": 4, "method__hidden": 8, **REFRESHED},
+    "gatf": PROJECTED,
 }
 # one training that several classifiers score
 ANSWERED = {"classifier__name": "gaussian,head,svm", "transport__name": "ridge"}

@@ -101,12 +101,12 @@ class Adapter(nn.Module):
     def __init__(self, width: int, hidden: int, generator: torch.Generator):
         super().__init__()
         bound = width**-0.5
-        weight = (2 * torch.rand(hidden, width, generator=generator) - 1) * bound
-        bias = (2 * torch.rand(hidden, generator=generator) - 1) * bound
-        self.weight1 = nn.Parameter(weight)
-        self.bias1 = nn.Parameter(bias)
-        self.weight2 = nn.Parameter(torch.zeros(width, hidden))
-        self.bias2 = nn.Parameter(torch.zeros(width))
+        draws = torch.rand(hidden, width + 1, generator=generator, dtype=torch.float32)
+        weight, bias = ((2 * draws - 1) * bound).split([width, 1], dim=1)
+        self.weight1 = nn.Parameter(weight.contiguous())
+        self.bias1 = nn.Parameter(bias.squeeze(1).contiguous())
+        self.weight2 = nn.Parameter(weight.new_zeros(width, hidden))
+        self.bias2 = nn.Parameter(weight.new_zeros(width))
 
     def forward(self, x: Tensor) -> Tensor:
         inner = F.gelu(F.linear(x, self.weight1, self.bias1))
