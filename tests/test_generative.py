@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +21,8 @@ from mcit.api import load_run
 from mcit.checkpoint import list_checkpoints
 from mcit.commands.dry_run import rehearse
 from mcit.config.schema import LoraConfig, ModelConfig
+from mcit.data.answers import soft_scores
+from mcit.embedded.benchmark import Sizes, write_benchmark
 from mcit.errors import ConfigError, DataError
 from mcit.export import export_learner, load_exported
 from mcit.models.estimate import Footprint, build_empty
@@ -266,6 +270,54 @@ def test_records_of_either_form_are_read_and_texts_need_no_image(world, learner)
     batch = task.collate(examples, learner.processor)
     texts = learner.predict(batch, task.head)
     assert task.metric_inputs(texts, batch)["references"] == answers
+
+
+# --- the tasks of the first track, in words
+
+
+@pytest.fixture(scope="module")
+def benchmark(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("benchmark")
+    write_benchmark(folder, Sizes(train=6, evaluation=4), seed=3)
+    return folder
+
+
+ANSWERED_BY = {
+    "vqa-text": r".+\?\nAnswer the question using a single word or phrase\.",
+    "nlvr2-text": r".+\nAnswer with true or false\.",
+    "snli-ve-text": r".+\nAnswer with entailment, neutral or contradiction\.",
+    "vcr-text": r".+\nA\. .+\nB\. .+\nC\. .+\nD\. .+\nAnswer with the option's letter .*",
+}
+
+
+@pytest.mark.parametrize("name", ANSWERED_BY)
+def test_a_task_of_the_first_track_is_asked_in_words(benchmark, name):
+    (task,) = find_task(name).sequence(None, {"root": str(benchmark)}, seed=1)
+    task.check()
+    examples = task.examples("train")
+    original = task.original.examples("train")
+    for place in range(len(examples)):
+        example = examples[place]
+        assert re.fullmatch(ANSWERED_BY[name], example["prompt"])
+        assert len(example["images"]) == task.original.shown_images
+        if name != "vqa-text":
+            assert example["answers"] == [task.original.output_names()[original[place]["label"]]]
+    answers = [[each] for each in (examples[place]["answers"][0] for place in range(6))]
+    metric = task.metric()
+    metric.add_batch(predictions=[each[0] for each in answers], references=answers)
+    found = metric.compute()
+    assert found["score"] == found["obedience"] == 100
+
+
+def test_ten_votes_have_the_soft_scores_that_they_were_made_of():
+    list_votes = importlib.import_module("mcit.tasks.vqa_text").list_votes
+    # not the letter a, which is an article
+    for votes in ("zzzzzzzzzz", "zzzzyyyxxw", "zzzyyyxxxw", "zyxwvutsrq", "zzzzzzzzyy"):
+        scores = soft_scores(votes)
+        made = list_votes(scores)
+        assert len(made) == 10
+        assert made[0] == "z"
+        assert soft_scores(made) == pytest.approx(scores)
 
 
 # --- whole runs

@@ -11,7 +11,8 @@ form may be learned from or scored: what the benchmarks CoIN, UCIT and MLLM-CL d
 LLaVA: Liu, Li, Wu and Lee, Visual instruction tuning, NeurIPS 2023,
 https://arxiv.org/abs/2304.08485
 
-Loss     cross-entropy, the mean over all tokens of the batch's answers, end marks included
+Loss     cross-entropy, the mean over all tokens of the batch's answers, end marks included; of a
+         batch that is learned in parts, the mean over each part, weighed by its examples
 Score    a text metric (mcit/data/text_scores.py), raw; `normalized` and `obedience` beside it
 """
 

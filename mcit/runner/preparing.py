@@ -15,6 +15,7 @@ from mcit.parallel.launch import find_precision_problems
 from mcit.runner.plan import Plan, find_embedded, resolve
 from mcit.runner.result import read_single
 from mcit.runner.tracking import find_tracker_problems
+from mcit.task import Track
 
 Say = Callable[[str], None]
 
@@ -85,4 +86,5 @@ def _describe_embedded(plan: Plan) -> str:
         who = f"{names[0]} uses"
     else:
         who = f"{', '.join(names)} use"
-    return f"no --data-root: {who} the embedded benchmark (generated scenes, a small ViLT)"
+    model = "a small LLaVA" if plan.track is Track.TEXT else "a small ViLT"
+    return f"no --data-root: {who} the embedded benchmark (generated scenes, {model})"
