@@ -112,7 +112,7 @@ class ConsolidationManager:
         # held parameters without a gradient that a warning has named already
         self._idle: set[str] = set()
         # what the latest step has found to be held, with the addresses of the weights
-        self._found: list[tuple[str, Held, int]] | None = None
+        self._found: list[tuple[Held, int]] | None = None
         self.track(model)
 
     def __repr__(self) -> str:
@@ -320,33 +320,31 @@ class ConsolidationManager:
 
     def _held(self) -> list[Held]:
         """Return what is held of each trainable parameter, this process's part of it."""
-        listed = self._list_held()
-        if self._found is not None and self._is_unchanged(listed, self._found):
-            return [held for _, held, _ in self._found]
-        found = [self._find_held(name, parameter) for name, parameter in listed]
+        if self._found is not None and self._is_unchanged(self._found):
+            return [held for held, _ in self._found]
+        found = [self._find_held(name, parameter) for name, parameter in self._list_held()]
         self._found = None
         # a sharded parameter may have other memory in every step
         if not any(is_sharded(held.parameter) for held in found):
-            self._found = [
-                (name, held, held.parameter.data_ptr())
-                for (name, _), held in zip(listed, found, strict=True)
-            ]
+            self._found = [(held, held.parameter.data_ptr()) for held in found]
         return found
 
-    def _is_unchanged(
-        self, listed: list[tuple[str, nn.Parameter]], found: list[tuple[str, Held, int]]
-    ) -> bool:
+    def _is_unchanged(self, found: list[tuple[Held, int]]) -> bool:
         """Whether the same tensors are held as before, of weights that lie where they did."""
-        if len(listed) != len(found):
-            return False
-        for (name, parameter), (_, held, address) in zip(listed, found, strict=True):
+        count = 0
+        for name, importance in self.importance.items():
+            parameter = self.parameters[name]
+            if not parameter.requires_grad:
+                continue
+            if count == len(found):
+                return False
+            held, address = found[count]
+            count += 1
             if held.parameter is not parameter or parameter.data_ptr() != address:
                 return False
-            if self.importance[name] is not held.importance:
+            if held.importance is not importance or held.anchor is not self.anchor[name]:
                 return False
-            if self.anchor[name] is not held.anchor:
-                return False
-        return True
+        return count == len(found)
 
     def _find_held(self, name: str, parameter: nn.Parameter) -> Held:
         weight = to_local(parameter.detach())

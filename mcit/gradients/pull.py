@@ -31,7 +31,16 @@ class Held:
     parameter: The parameter that they belong to.
     """
 
-    __slots__ = ("anchor", "importance", "is_flat", "is_whole", "parameter", "weight")
+    __slots__ = (
+        "anchor",
+        "importance",
+        "is_flat",
+        "is_whole",
+        "kind",
+        "parameter",
+        "size",
+        "weight",
+    )
 
     def __init__(self, weight: Tensor, parameter: nn.Parameter, importance: Tensor, anchor: Tensor):
         self.weight = weight
@@ -39,6 +48,8 @@ class Held:
         self.importance = importance
         self.anchor = anchor
         # looked up once, because a step has little time
+        self.size = weight.numel()
+        self.kind = (weight.device, weight.dtype, anchor.dtype)
         self.is_whole = weight.shape == parameter.shape and not is_sharded(parameter)
         order = weight.stride()
         alike = anchor.stride() == order and importance.stride() == order
@@ -46,12 +57,13 @@ class Held:
 
     def find_gradient(self) -> Tensor:
         """Return the gradient of the held rows; zeros if there is none yet."""
-        parameter = self.parameter
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
+        gradient = self.parameter.grad
+        if gradient is None:
+            gradient = torch.zeros_like(self.parameter)
+            self.parameter.grad = gradient
         if self.is_whole:
-            return parameter.grad
-        gradient = to_local(parameter.grad)
+            return gradient
+        gradient = to_local(gradient)
         if gradient.shape == self.weight.shape:
             return gradient
         return gradient[: len(self.weight)]
@@ -60,21 +72,19 @@ class Held:
 @torch.no_grad()
 def add_pulls(helds: Iterable[Held], strength: float) -> None:
     """Add strength * importance * (weight - anchor) to the gradients of all parameters."""
-    together: dict[tuple[torch.device, torch.dtype], list[tuple[Tensor, Held]]] = {}
+    together: dict[tuple, list[tuple[Tensor, Held]]] = {}
     for held in helds:
         gradient = held.find_gradient()
-        weight = held.weight
-        if not gradient.dtype == weight.dtype == held.anchor.dtype:
+        _, weight_type, anchor_type = held.kind
+        if not gradient.dtype == weight_type == anchor_type:
             _add_mixed(gradient, held, strength)
-            continue
-        size = weight.numel()
-        if size <= SMALL:
-            together.setdefault((weight.device, weight.dtype), []).append((gradient, held))
-        elif size > CHUNK and _can_be_cut(gradient, held):
+        elif held.size <= SMALL:
+            together.setdefault(held.kind, []).append((gradient, held))
+        elif held.size > CHUNK and _can_be_cut(gradient, held):
             _add_in_chunks(gradient, held, strength)
         else:
-            factor = held.importance.to(weight.dtype)
-            gradient.addcmul_(factor, weight - held.anchor, value=strength)
+            factor = held.importance.to(weight_type)
+            gradient.addcmul_(factor, held.weight - held.anchor, value=strength)
     for group in together.values():
         _add_together(group, strength)
 
