@@ -16,7 +16,7 @@ import mcit.methods
 from mcit.arguments import Parser
 from mcit.cli import main
 from mcit.commands.run import add_options, read_config
-from mcit.config.files import read_yaml
+from mcit.config.files import list_recipes, read_yaml
 from mcit.config.parse import parse
 from mcit.config.schema import RunConfig
 from mcit.errors import McitError
@@ -104,7 +104,7 @@ def test_list_says_in_a_line_what_everything_that_has_a_name_does(capsys):
     printed = capsys.readouterr().out.splitlines()
     rows = [line.split(maxsplit=1) for line in printed if line.startswith("  ")]
     expected = [name for category in CATEGORIES for name in list_names(category)]
-    assert [name for name, _ in rows] == expected
+    assert [name for name, _ in rows] == [*expected, *list_recipes()]
     named = dict(rows)
     assert named["finetune"] == (
         "Plain finetuning, task after task: nothing is protected, the lower bound."

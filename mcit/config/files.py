@@ -224,7 +224,7 @@ def read_preset(name: str) -> dict[str, Any]:
 
 
 def list_recipes() -> dict[str, str]:
-    """Return the recipes that ship, each with the comment that its file opens with."""
+    """Return the recipes that ship, each with the first sentence of its file's comment."""
     found = {}
     for name, path in _list_configs().items():
         folder, _, recipe = name.rpartition("/")
@@ -248,13 +248,14 @@ def read_recipe(name: str) -> dict[str, Any]:
 
 
 def _read_comment(path: Path) -> str:
-    """Return the comment at the top of a file as one line."""
+    """Return the first sentence of the comment at the top of a file."""
     lines = []
     for line in path.read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):
             break
         lines.append(line.removeprefix("#").strip())
-    return " ".join(lines)
+    sentence, _, _ = " ".join(lines).partition(". ")
+    return f"{sentence.removesuffix('.')}."
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
