@@ -38,6 +38,7 @@ from mcit.runner.run_folder import RunLog, find_newest, lock_folder
 from mcit.sequence import run as run_sequence
 from mcit.training.trainer import Trainer
 
+DOCS = Path(__file__).parent.parent / "docs"
 OPTIONS = {
     "replay": {"method__fraction": 0.3, "method__frequency": 2},
     "adapters": {"method__rank": 2},
@@ -49,8 +50,10 @@ OPTIONS = {
     "der": {"method__size": 10},
     # the distances of a batch are added up: smaller steps
     "ssre": {"tasks__shapes__recipe__learning_rate": 1e-3},
+    # figures of the documentation are as good as any images
+    "muc": {"method__outside": str(DOCS), "method__epochs": 2},
 }
-NOT_ON_PAIRS = ("lwf_mc", "icarl", "der", "pass", "ssre")
+NOT_ON_PAIRS = ("lwf_mc", "muc", "icarl", "der", "pass", "ssre")
 # their network starts at random, and has no LoRA
 NEEDS_LORA = [name for name in list_names(METHOD) if find_method(name).needs_lora]
 NOT_ON_SHAPES = ("adapters", "freeze_bottom", "single", *NEEDS_LORA)

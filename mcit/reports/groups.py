@@ -42,6 +42,7 @@ PAPER_NAMES = {
     "lwf": "LwF",
     "lwf_mc": "LwF-MC",
     "mas": "MAS",
+    "muc": "MUC",
     "moelora": "MoELoRA",
     "ncm": "NCM",
     "nearest_mean": "NCM",
