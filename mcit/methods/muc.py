@@ -138,7 +138,7 @@ class Muc(Method):
             passed = sum(epoch >= part * self.epochs for part in MILESTONES)
             optimizer.param_groups[0]["lr"] = RATE * 0.1**passed
             order = torch.randperm(len(inside.values), generator=generator)
-            for rows in cut(order, BATCH):
+            for rows in order.split(BATCH):
                 drawn = torch.randint(len(outside), (len(rows),), generator=generator)
                 known = answer_side((weight, bias), inside.values[rows])
                 unknown = answer_side((weight, bias), outside[drawn])
