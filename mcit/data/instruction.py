@@ -339,6 +339,11 @@ class RewordedTask(TextTask):
     Data, splits and records are those of the task called `rewords`; a subclass words them.
     """
 
+    train_limit: int | None = option(
+        None, help="learn from the first so many examples; none: from all"
+    )
+    eval_limit: int | None = option(None, help="score the first so many examples; none: all")
+
     on_its_own = False
     rewords: ClassVar[str]
 
@@ -375,18 +380,22 @@ class RewordedTask(TextTask):
         return self.original.describe_data()
 
     def examples(self, split: Split) -> WordedExamples:
-        return WordedExamples(self, self.original.examples(split))
+        limit = self.train_limit if split == "train" else self.eval_limit
+        return WordedExamples(self, self.original.examples(split), limit)
 
 
 class WordedExamples(Dataset):
     """The examples of a task, worded when they are read."""
 
-    def __init__(self, task: RewordedTask, examples: Any):
+    def __init__(self, task: RewordedTask, examples: Any, limit: int | None = None):
         self.task = task
         self.inner = examples
+        self.limit = limit
 
     def __len__(self) -> int:
-        return len(self.inner)
+        if self.limit is None:
+            return len(self.inner)
+        return min(self.limit, len(self.inner))
 
     def __getitem__(self, index: int) -> Row:
         return self.task.word(self.inner[index])

@@ -22,6 +22,8 @@ from mcit.files import cache_folder, make_folder, read_object
 
 # the small ViLT, a folder in Hugging Face format
 VILT = Path(__file__).with_name("vilt")
+# the small LLaVA, likewise
+LLAVA = Path(__file__).with_name("llava")
 # of the generator: whatever changes a written byte raises it
 VERSION = 2
 WRITERS = {"vqav2": write_vqav2, "nlvr2": write_nlvr2, "snli-ve": write_snli_ve, "vcr": write_vcr}

@@ -207,11 +207,24 @@ def state_boxed(rng: Random, scene: Scene) -> Caption | None:
 
     Whoever shows the caption fills `tag` and `tag2` with the names of the objects.
     """
+    boxed = choose_boxed(rng, scene)
+    if boxed is None:
+        return None
+    return state_of_boxed(rng, boxed)
+
+
+def choose_boxed(rng: Random, scene: Scene) -> tuple[Item, ...] | None:
+    """Return up to four objects whose tags differ; None if the drawn ones' do not."""
     boxed = tuple(rng.sample(scene.items, rng.randint(1, min(4, len(scene.items)))))
     things = [item.shape for item in boxed if item.shape != "person"]
     # two boxed circles would have the same tag
     if len(set(things)) < len(things):
         return None
+    return boxed
+
+
+def state_of_boxed(rng: Random, boxed: tuple[Item, ...]) -> Caption | None:
+    """State something of the first of these objects."""
     item = boxed[0]
     form = rng.choice(("color", "place", "relation"))
     if form == "place":
