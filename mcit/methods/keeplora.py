@@ -136,7 +136,8 @@ def _measure_loss(stage: Stage, part: Any) -> Tensor:
     """Return this process's part of the mean loss of a batch."""
     device = next(stage.learner.parameters()).device
     batch = move(part.batch, device)
-    loss = stage.task.loss(stage.learner(batch, stage.task.head).logits, batch)
+    with stage.precision():
+        loss = stage.task.loss(stage.learner(batch, stage.task.head).logits, batch)
     if part.rows is None:
         return loss
     return loss * (len(part.rows.places) * part.rows.counted / part.rows.total)
