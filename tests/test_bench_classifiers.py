@@ -21,6 +21,8 @@ def test_every_classifier_has_its_ratios_and_every_method_its_bytes(capsys):
     assert result["bytes_held"]["ldc"] == means
     assert result["bytes_held"]["fecam"] == means + 4 * 4 * (32 * 32 + 1)
     assert "finetune" not in result["bytes_held"]
+    assert list(result["projection_over_step"]) == ["0.1", "0.5", "0.95"]
+    assert all(ratio > 0 for ratio in result["projection_over_step"].values())
     classifiers.print_result({**result, "scoring_over_head": dict.fromkeys(names, 2.0)})
     printed = capsys.readouterr().out
     assert "Goals missed on this run" in printed

@@ -3,8 +3,8 @@
 Statistics and classifier are computed from the features of all training images, for each classifier
 by itself, and compared with an epoch of training on as many images, whose time is that of a few
 steps. Reading the features is a pass of the network of its own, and is measured beside. Scoring
-with a classifier is compared with scoring by the head, in turns. Images are random: no number
-depends on what they show.
+with a classifier is compared with scoring by the head, in turns. Projected steps are compared with
+plain ones (mcit/bench/projection.py). Images are random: no number depends on what they show.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from rich.table import Table
 from torch import Tensor
 
 from mcit.answering import HEAD
+from mcit.bench.projection import PROJECTION_GOAL, measure_projection
 from mcit.class_statistics import ClassStatistics, Features, Needs
 from mcit.classifier import Classifier, Known, Scorer
 from mcit.config.files import split_names
@@ -92,6 +93,8 @@ def measure(quick: bool = False, size: Size | None = None) -> dict[str, Any]:
         "scoring_over_head": _compare_scoring(session, rules, features, size),
         "bytes_held": _count_bytes(features, size),
         "network_bytes": sum(t.nbytes for t in session.learner.state_dict().values()),
+        # in batches as large as the recipes', 128 images
+        **measure_projection(size.width, size.steps * size.batch, size.rounds),
     }
 
 
@@ -263,8 +266,25 @@ def print_result(result: dict[str, Any]) -> None:
         held.add_row(name, f"{size / 1e6:.1f}")
     print_whole(held, console)
     print(f"A copy of the network has {result['network_bytes'] / 1e6:.1f} MB.")
+    missed += _print_projection(result, console)
     if missed:
         print(f"Goals missed on this run: {', '.join(missed)}.")
+
+
+def _print_projection(result: dict[str, Any], console: Console) -> list[str]:
+    """Print what projected steps cost, and return what misses its goal."""
+    title = "projected steps (gpm, adam_nscl), by the share of input directions taken"
+    table = Table(title=title, title_justify="left")
+    for name in ("taken", "step / plain step", "goal", "met", "MB"):
+        table.add_column(name, justify="right")
+    missed = []
+    for share, ratio in result["projection_over_step"].items():
+        cells = _judge(ratio, PROJECTION_GOAL, "{:.2f}")
+        if "NO" in cells:
+            missed.append(f"projection with {share} taken")
+        table.add_row(share, *cells, f"{result['projection_bytes'][share] / 1e6:.1f}")
+    print_whole(table, console)
+    return missed
 
 
 def _judge(value: float, goal: float | None, shape: str) -> list[str]:
