@@ -1,6 +1,7 @@
 """Autonomous driving in words: questions about what the cameras of a car see.
 
 Sima et al., DriveLM, ECCV 2024, https://arxiv.org/abs/2312.14150
+
 A task of MLLM-DCL (Zhao et al., 2025, https://arxiv.org/abs/2506.05453).
 
 Files    Domain_data/AD/{train,test}.json, images in the same folder

@@ -1,6 +1,7 @@
 """ArxivQA in words: questions about figures of papers, answered by a letter.
 
 Li et al., Multimodal arXiv, ACL 2024, https://arxiv.org/abs/2403.00231
+
 A task of UCIT (Guo et al., ACL 2025, https://arxiv.org/abs/2503.12941).
 
 Files    UCIT/ArxivQA/{train,test}.json, images under UCIT/datasets/

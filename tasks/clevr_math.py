@@ -1,6 +1,7 @@
 """CLEVR-Math in words: arithmetic with the objects of a rendered scene.
 
 Lindström and Abraham, CLEVR-Math, 2022, https://arxiv.org/abs/2208.05358
+
 A task of UCIT (Guo et al., ACL 2025, https://arxiv.org/abs/2503.12941).
 
 Files    UCIT/CLEVR-Math/{train,test}.json, images under UCIT/datasets/

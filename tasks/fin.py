@@ -1,6 +1,7 @@
 """Finance in words: questions about charts of prices.
 
 Wang et al., FinVis-GPT, 2023, https://arxiv.org/abs/2308.01430
+
 A task of MLLM-DCL (Zhao et al., 2025, https://arxiv.org/abs/2506.05453).
 
 Files    Domain_data/Fin/{train,test}.json, images in the same folder

@@ -2,6 +2,7 @@
 
 Young et al., From image descriptions to visual denotations, TACL 2014,
 https://aclanthology.org/Q14-1006
+
 A task of UCIT (Guo et al., ACL 2025, https://arxiv.org/abs/2503.12941).
 
 Files    UCIT/Flickr30k/{train,test}.json, val_coco_type_3000.json, images under UCIT/datasets/

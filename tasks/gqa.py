@@ -1,6 +1,7 @@
 """GQA in words: compositional questions about real images.
 
 Hudson and Manning, GQA, CVPR 2019, https://arxiv.org/abs/1902.09506
+
 A task of CoIN (Chen et al., NeurIPS 2024, https://arxiv.org/abs/2403.08350).
 
 Files    Instructions_Original/GQA/{train,test}.json, images under cl_dataset/; if the test has no

@@ -3,6 +3,7 @@
 Kazemzadeh et al., ReferItGame, EMNLP 2014, https://aclanthology.org/D14-1086
 Mao et al., Generation and comprehension of unambiguous object descriptions, CVPR 2016,
 https://arxiv.org/abs/1511.02283
+
 A task of CoIN (Chen et al., NeurIPS 2024, https://arxiv.org/abs/2403.08350).
 
 Files    Instructions_Original/Grounding/{train,test}.json, images under cl_dataset/

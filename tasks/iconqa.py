@@ -1,6 +1,7 @@
 """IconQA in words: questions about abstract diagrams.
 
 Lu et al., IconQA, NeurIPS 2021, https://arxiv.org/abs/2110.13214
+
 A task of UCIT (Guo et al., ACL 2025, https://arxiv.org/abs/2503.12941).
 
 Files    UCIT/IconQA/{train,test}.json, images under UCIT/datasets/

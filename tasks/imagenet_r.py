@@ -1,6 +1,7 @@
 """ImageNet-R in words: the name of what a drawing, sculpture or other rendition shows.
 
 Hendrycks et al., The many faces of robustness, ICCV 2021, https://arxiv.org/abs/2006.16241
+
 A task of UCIT (Guo et al., ACL 2025, https://arxiv.org/abs/2503.12941).
 
 Files    UCIT/ImageNet-R/{train,test}.json, images under UCIT/datasets/

@@ -1,6 +1,7 @@
 """ImageNet in words: the name of what an image shows.
 
 Deng et al., ImageNet, CVPR 2009, https://doi.org/10.1109/CVPR.2009.5206848
+
 A task of CoIN (Chen et al., NeurIPS 2024, https://arxiv.org/abs/2403.08350).
 
 Files    Instructions_Original/ImageNet/{train,test}.json, images under cl_dataset/

@@ -1,6 +1,7 @@
 """Pathology in words: questions about microscope images.
 
 He et al., PathVQA, 2020, https://arxiv.org/abs/2003.10286
+
 A task of MLLM-DCL (Zhao et al., 2025, https://arxiv.org/abs/2506.05453).
 
 Files    Domain_data/Med/{train,test}.json, images in the same folder

@@ -1,6 +1,7 @@
 """OCR-VQA in words: questions about the covers of books.
 
 Mishra et al., OCR-VQA, ICDAR 2019, https://doi.org/10.1109/ICDAR.2019.00156
+
 A task of CoIN (Chen et al., NeurIPS 2024, https://arxiv.org/abs/2403.08350).
 
 Files    Instructions_Original/OCRVQA/{train,test}.json, images under cl_dataset/

@@ -1,6 +1,7 @@
 """Remote sensing in words: questions about pictures from above.
 
 Lobry et al., RSVQA, 2020, https://arxiv.org/abs/2003.07333
+
 A task of MLLM-DCL (Zhao et al., 2025, https://arxiv.org/abs/2506.05453).
 
 Files    Domain_data/RS/{train,test}.json, images in the same folder

@@ -1,6 +1,7 @@
 """Science in words: diagrams, textbooks and maps.
 
 Kembhavi et al., AI2D, ECCV 2016, https://arxiv.org/abs/1603.07396; TQA, MapQA and SciVerse
+
 A task of MLLM-DCL (Zhao et al., 2025, https://arxiv.org/abs/2506.05453).
 
 Files    Domain_data/Sci/{train,test}.json, images in the same folder

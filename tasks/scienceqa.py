@@ -1,6 +1,7 @@
 """ScienceQA in words: questions of school science, some with an image, answered by a letter.
 
 Lu et al., Learn to explain, NeurIPS 2022, https://arxiv.org/abs/2209.09513
+
 A task of CoIN (Chen et al., NeurIPS 2024, https://arxiv.org/abs/2403.08350).
 
 Files    Instructions_Original/ScienceQA/{train,test}.json, cl_dataset/ScienceQA/problems.json for

@@ -1,6 +1,7 @@
 """TextVQA in words: questions about text in images.
 
 Singh et al., Towards VQA models that can read, CVPR 2019, https://arxiv.org/abs/1904.08920
+
 A task of CoIN (Chen et al., NeurIPS 2024, https://arxiv.org/abs/2403.08350).
 
 Files    Instructions_Original/TextVQA/{train,test}.json, the ten answers of each question in

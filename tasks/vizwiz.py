@@ -1,6 +1,7 @@
 """VizWiz in words: questions of blind people about photographs of theirs.
 
 Gurari et al., VizWiz grand challenge, CVPR 2018, https://arxiv.org/abs/1802.08218
+
 A task of CoIN (Chen et al., NeurIPS 2024, https://arxiv.org/abs/2403.08350).
 
 Files    Instructions_Original/VizWiz/{train,val}.json, images under cl_dataset/

@@ -2,6 +2,7 @@
 
 Gurari et al., Captioning images taken by people who are blind, ECCV 2020,
 https://arxiv.org/abs/2002.08565
+
 A task of UCIT (Guo et al., ACL 2025, https://arxiv.org/abs/2503.12941).
 
 Files    UCIT/VizWiz-caption/{train,test}.json, val_coco_type_3000.json, images under UCIT/datasets/

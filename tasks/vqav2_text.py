@@ -1,6 +1,7 @@
 """VQAv2 as CoIN has it: an open question about an image, answered by a word or phrase.
 
 Goyal et al., Making the V in VQA matter, CVPR 2017, https://arxiv.org/abs/1612.00837
+
 A task of CoIN (Chen et al., NeurIPS 2024, https://arxiv.org/abs/2403.08350).
 
 Files    Instructions_Original/VQAv2/{train,val}.json, images under cl_dataset/

@@ -22,4 +22,6 @@ def test_the_table_is_the_one_that_is_printed():
     lines = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
     shown = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     assert shown[0] == header
-    assert shown[2:] == [[re.sub(r"\.00", "", cell) for cell in row] for row in cells]
+    assert shown[2 : 2 + len(cells)] == [
+        [re.sub(r"\.00", "", cell) for cell in row] for row in cells
+    ]
