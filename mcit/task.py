@@ -203,6 +203,11 @@ class Task(ABC):
         return [parse(cls, options, where=f"tasks.{cls.name}")]
 
     @property
+    def in_order(self) -> str:
+        """Return how an order names the task."""
+        return self.name
+
+    @property
     @abstractmethod
     def chance(self) -> float:
         """Return what guessing scores, in percent."""

@@ -74,6 +74,10 @@ class Instruction(InstructionTask):
         object.__setattr__(self, "name", re.sub(r"[^\w.+-]", "_", stem) or self.dataset)
 
     @property
+    def in_order(self) -> str:
+        return f"{self.dataset}:{self.file}"
+
+    @property
     def chance(self) -> float:
         return self.guess
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import json
 import re
@@ -13,9 +14,11 @@ import pytest
 import torch
 from killing import Clock, assert_same_end, kill_until_finished, start
 from PIL import Image
+from tiny_language_models import LLAMA, build
 from tiny_llava import ORDER, write_text_world
 from tiny_run import assert_identical, configure, learn, resolve
 from torch.testing import assert_close
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from mcit.api import load_run
 from mcit.checkpoint import list_checkpoints
@@ -26,7 +29,7 @@ from mcit.embedded.benchmark import Sizes, write_benchmark
 from mcit.errors import ConfigError, DataError
 from mcit.export import export_learner, load_exported
 from mcit.models.estimate import Footprint, build_empty
-from mcit.models.generative import load_generative
+from mcit.models.generative import GenerativeBackbone, load_generative
 from mcit.models.generative_inputs import Frame
 from mcit.parallel.global_batch import Rows, global_batch_rows, mean_over_rows
 from mcit.registry import find_task
@@ -176,6 +179,58 @@ def test_adapters_go_to_the_language_model_and_never_to_the_vision_tower(world):
     )
 
 
+@pytest.mark.parametrize("name", ["llava", "smolvlm", "qwen", "paligemma", "internvl"])
+def test_parts_of_a_model_are_told_apart(name):
+    model, _ = build(name)
+    backbone = GenerativeBackbone(model)
+    language = backbone.find_targets(LoraConfig(rank=2))
+    names = {path.rpartition(".")[2] for path in language}
+    assert names == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+    assert len(language) == 2 * len(names)
+    assert not any("vision" in path or "visual" in path for path in language)
+    assert set(backbone.find_targets(LoraConfig(rank=2, projector=True))) > set(language)
+    backbone.choose_trained((), adapted=False)
+    frozen = [path for path, p in model.named_parameters() if not p.requires_grad]
+    assert frozen
+    assert all("vision" in path or "visual" in path for path in frozen)
+    covered = [prefix for layer in backbone.layers() for prefix in layer.prefixes]
+    assert all(path.startswith(tuple(covered)) for path, _ in backbone.named_parameters())
+    assert backbone.count_blocks() == 2
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_a_model_of_texts_only_answers_too(world, learner, name, tmp_path):
+    config = {"vocab_size": len(learner.processor.tokenizer), "pad_token_id": 0, "eos_token_id": 2}
+    torch.manual_seed(4)
+    if name == "llama":
+        model = LlamaForCausalLM(LlamaConfig(**{**LLAMA, **config}))
+    else:
+        size = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64}
+        model = GPT2LMHeadModel(GPT2Config(**size, **config))
+    model.save_pretrained(tmp_path)
+    tokenizer = copy.deepcopy(learner.processor.tokenizer)
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% if m['role'] == 'user' %}USER: {{ m['content'] }} {% else %}"
+        "ASSISTANT: {{ m['content'] }}{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}ASSISTANT:{% endif %}"
+    )
+    tokenizer.save_pretrained(tmp_path)
+    alone = load_generative(str(tmp_path), ModelConfig(name=str(tmp_path))).eval()
+    batch = alone.processor.read(PROMPTS, ANSWERS, [[], [], []])
+    logits = alone(batch, TEXT).logits
+    texts = alone.predict(batch, TEXT)
+    for row in range(3):
+        single = alone.processor.read([PROMPTS[row]], [ANSWERS[row]], [[]])
+        found = alone(single, TEXT).logits[0]
+        assert_close(logits[row, -len(found) :], found, rtol=1e-5, atol=1e-5)
+        assert alone.predict(single, TEXT) == [texts[row]]
+    task = open_file(world, [{"id": i, "conversations": GOOD["conversations"]} for i in range(4)])
+    check_all(task, alone)
+    assert task.collate([task.examples("train")[0]], alone.processor)["labels"].shape == (1, 2)
+    with pytest.raises(DataError, match="reads texts only"):
+        alone.processor.read(PROMPTS[:1], ANSWERS[:1], show(1))
+
+
 def test_without_adapters_language_model_and_projector_train(learner):
     trained = {name.split(".")[3] for name, p in learner.named_parameters() if p.requires_grad}
     assert "vision_tower" not in trained
@@ -203,7 +258,8 @@ def tell(*turns: tuple[str, str], **more) -> dict:
     return {"id": "1", "image": "images/red.png", "conversations": said, **more}
 
 
-GOOD = tell(("human", "<image>\nwhat is it"), ("gpt", "red"), ("human", "and"), ("gpt", "blue"))
+GOOD = tell(("human", "what is it"), ("gpt", "red"), ("human", "and"), ("gpt", "blue"))
+MARKED = tell(("human", "<image>\nwhat is it"), ("gpt", "red"))
 BAD = {
     "empty conversation": tell(),
     "found 'narrator'": tell(("narrator", "what"), ("gpt", "red")),
@@ -234,7 +290,7 @@ def check_all(task, learner):
 
 @pytest.mark.parametrize("problem", BAD)
 def test_a_bad_record_is_named_with_its_file_or_left_out(world, learner, problem):
-    records = [GOOD, GOOD, BAD[problem], GOOD, GOOD]
+    records = [MARKED, GOOD, BAD[problem], GOOD, MARKED]
     task = open_file(world, records)
     with pytest.raises(DataError) as caught:
         check_all(task, learner)

@@ -277,7 +277,8 @@ def _find_excess(row: Row, processor: Any) -> BadRecord | None:
     images = len(row["images"])
     characters = len(row["prompt"].encode()) + len(answer.encode())
     # a token has a byte at least: most rows are known to fit without being tokenized
-    if characters + images * processor.image_tokens + processor.frame_tokens < processor.limit:
+    shown = images * processor.image_tokens if images else 0
+    if characters + shown + processor.frame_tokens < processor.limit:
         return None
     length = processor.count(row["prompt"], answer, images)
     if length <= processor.limit:
