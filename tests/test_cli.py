@@ -20,7 +20,7 @@ from mcit.config.files import list_recipes, read_yaml
 from mcit.config.parse import parse
 from mcit.config.schema import RunConfig
 from mcit.errors import McitError
-from mcit.registry import CATEGORIES, METHOD, list_names
+from mcit.registry import CATEGORIES, METHOD, find_method, list_names
 from mcit.training.trainer import Trainer
 
 ROOT = Path(__file__).parent.parent
@@ -34,7 +34,9 @@ for _change in (
     TINY += ["--set", _change]
 
 
-ONLY_PAIRS = ("adapters", "freeze_bottom", "single")
+# their network starts at random, and has no LoRA
+NEEDS_LORA = [name for name in list_names(METHOD) if find_method(name).needs_lora]
+ONLY_PAIRS = ("adapters", "freeze_bottom", "single", *NEEDS_LORA)
 
 
 @pytest.fixture(autouse=True)
