@@ -25,6 +25,7 @@ from mcit.checkpoint import list_checkpoints
 from mcit.commands.dry_run import rehearse
 from mcit.config.schema import LoraConfig, ModelConfig
 from mcit.data.answers import soft_scores
+from mcit.doctor.examination import examine
 from mcit.embedded.benchmark import Sizes, write_benchmark
 from mcit.errors import ConfigError, DataError
 from mcit.export import export_learner, load_exported
@@ -326,6 +327,13 @@ def test_records_of_either_form_are_read_and_texts_need_no_image(world, learner)
     batch = task.collate(examples, learner.processor)
     texts = learner.predict(batch, task.head)
     assert task.metric_inputs(texts, batch)["references"] == answers
+
+
+def test_the_doctor_looks_at_files_of_instructions_and_says_how_to_run_them(world):
+    findings = examine(Path(world["data_root"]), ORDER.split(","))
+    assert [(finding.status, finding.order) for finding in findings] == [
+        ("ready", item) for item in ORDER.split(",")
+    ]
 
 
 # --- the tasks of the first track, in words

@@ -29,7 +29,7 @@ _COMPARED = 3
 
 def examine_annotated(task: AnnotatedTask, deep: bool) -> Finding:
     """Look at files, records, images (a sample or all of them opened), vocabulary and cache."""
-    finding = Finding(task.name, track=task.track, order=task.name)
+    finding = Finding(task.name, track=task.track, order=task.in_order)
     readable = []
     for name in _SPLITS:
         official = task.splits[name]
