@@ -48,8 +48,8 @@ class ConsolidatingMethod(Method):
     )
     importance_dtype: ImportanceType = option(
         "float32",
-        help="the type that importance is kept in: bfloat16 takes half the memory and a faster "
-        "penalty step, and keeps three digits",
+        help="the type that importance is kept in: bfloat16 takes half the memory and keeps three "
+        "digits",
     )
     manager: ConsolidationManager | None = field(default=None, init=False, repr=False)
 

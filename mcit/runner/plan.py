@@ -17,7 +17,7 @@ from mcit.config.files import NO_TASKS, read_recipe, split_names
 from mcit.config.identity import keep_kinds
 from mcit.config.options import Kind
 from mcit.config.parse import Selection, layer, parse, to_dict
-from mcit.config.schema import RunConfig
+from mcit.config.schema import RECIPE, RunConfig
 from mcit.embedded.benchmark import read_settings
 from mcit.errors import ConfigError, DataError
 from mcit.method import Method
@@ -215,7 +215,10 @@ def _find_tasks(config: RunConfig, embedded_root: Path | None, problems: list[st
             options: dict[str, Any] = {"root": root}
             if config.on_bad_record != "fail":
                 options["on_bad_record"] = config.on_bad_record
-            options.update(layer(recipe, options_of.get(task, {})))
+            # nobody chose the usual recipe; an order that mixes tracks is refused later
+            unasked = config.recipe == RECIPE and task.track is not Track.CLASSES
+            shared = {} if unasked else recipe
+            options.update(layer(shared, options_of.get(task, {})))
             tasks += task.sequence(split or None, options, config.seed)
         except UnknownName as error:
             problems.append(str(error))
