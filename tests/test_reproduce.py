@@ -70,7 +70,8 @@ def write_run(cell: Cell, number: int, folder: Path, a_last: float, **changes: o
 
 def test_the_papers_tables_and_the_small_ones_are_there():
     text = {"coin", "ucit", "mllm-dcl"}
-    assert set(list_tables()) == {*EFCIL, *text, "baselines", "climb", "mini", "shapes"}
+    others = {"supplement-a", "supplement-b", "exemplar-free"}
+    assert set(list_tables()) == {*EFCIL, *text, *others, "baselines", "climb", "mini", "shapes"}
     with pytest.raises(ConfigError, match="no table 'cifar10'; did you mean 'cifar100'"):
         read_expected("cifar10")
 
@@ -88,6 +89,34 @@ def test_every_number_of_the_class_incremental_tables_is_in_a_cell(name):
         tasks = cell.jobs[0].plan.tasks
         assert len(tasks) == int(length) + (kind == "bigstart")
         assert tasks[-1].span.total == {"tiny-imagenet": 200}.get(name, 100)
+
+
+def test_every_number_of_the_supplement_is_in_a_cell():
+    """But MUC's, whose outside images are not in the data."""
+    first = PAPER["efcil_cifar100_big_start_A_avg_other_methods"]
+    table = read_expected("supplement-a")
+    assert table.methods.keys() == first.keys() - {"T", "muc"}
+    for place, length in enumerate(first["T"]):
+        for method in table.methods:
+            assert table.find_numbers(f"bigstart-{length}", method) == first[method][place]
+    second = PAPER["efcil_cifar100_seed1993_A_avg"]
+    table = read_expected("supplement-b")
+    for place, length in enumerate(second["T"]):
+        for method in table.methods:
+            for kind, split in (("bigstart", "big_start"), ("equal", "equal_split")):
+                found = table.find_numbers(f"{kind}-{length}", method)
+                assert found == second[split][method][place]
+    assert find_place(61.5, table.metrics["A_avg"]) == 61.5
+
+
+def test_published_rows_of_exemplar_free_methods_say_which_paper_prints_them():
+    table = read_expected("exemplar-free")
+    numbers = table.read_numbers()
+    for setting in table.settings:
+        assert numbers[setting].keys() <= table.methods.keys()
+        assert all(row["source"] for row in numbers[setting].values())
+    assert table.published
+    assert table.find_numbers("equal-10", "dpcr")["A_last"] == 50.24
 
 
 def test_every_number_of_the_vision_language_table_is_in_a_cell():

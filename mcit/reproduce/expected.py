@@ -18,7 +18,10 @@ TABLES = Path(__file__).parent
 # the numbers of the paper, which reports compare with too
 PAPER = TABLES.parent / "reports" / "paper_tables.json"
 # numbers of papers, by the name of their file
-PUBLISHED = {path.name: path for path in (PAPER, TABLES / "instruction_tables.json")}
+PUBLISHED = {
+    path.name: path
+    for path in (PAPER, TABLES / "instruction_tables.json", TABLES / "exemplar_free_tables.json")
+}
 # stands for the data root in commands that are only shown
 PLACEHOLDER = "DIR"
 
@@ -147,7 +150,12 @@ def find_unknown(
 
 
 def find_place(data: Any, place: str) -> Any:
-    """Return what is at a dotted place in nested mappings and lists; None if nothing is."""
+    """Return what is at a dotted place in nested mappings and lists; None if nothing is.
+
+    An empty place is that of the data themselves.
+    """
+    if not place:
+        return data
     for key in place.split("."):
         if isinstance(data, list):
             data = dict(enumerate(data)).get(int(key))
