@@ -1,13 +1,16 @@
 r"""Pretrain the small LLaVA of the embedded benchmark: captions told, completed and matched.
 
-    OMP_NUM_THREADS=1 torchrun --nproc-per-node 2 scripts/pretrain_embedded_llava.py \
-        --out mcit/embedded/llava
+    export OMP_NUM_THREADS=1
+    torchrun --nproc-per-node 2 scripts/pretrain_embedded_llava.py --out FOLDER --stop 1000
+    torchrun --nproc-per-node 2 scripts/pretrain_embedded_llava.py --out mcit/embedded/llava \
+        --base FOLDER --steps 1200 --stop 500 --batch 48 --length 48 --lr 0.0015
 
 Less than half an hour on two cores, one process each. The scenes come from seeds of their own,
 never those of the benchmark, and the conversations about them (mcit/embedded/conversations.py)
 are about captions: none of the tasks' questions and instructions is shown. First the vision tower
 and the projector learn to name what is in the cells of the grid. Then every weight is trained, by
-the next word of the answers only. The first scenes have one or two objects, the later ones more.
+the next word of the answers only. The first scenes have few objects, the later ones more; so have
+those of the second command, which is mostly about comparing.
 """
 
 from __future__ import annotations
@@ -71,6 +74,8 @@ TEMPLATE = (
     "{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
 )
 
+SCRIPT = "scripts/pretrain_embedded_llava.py"
+FOLDER = "mcit/embedded/llava"
 CARD = """---
 license: apache-2.0
 library_name: transformers
@@ -81,20 +86,20 @@ tags: [llava, synthetic]
 # The small LLaVA of mcit's embedded benchmark
 
 A LLaVA (`LlavaForConditionalGeneration`: CLIP's vision tower, a projector, Llama) of {parameters:,}
-weights. Language model: {layers} layers, width {width}, 4 heads, inner width {inner}; vision tower:
-{vision_layers} layer(s), width {vision_width}; images of 48 x 48 pixels in patches of 12, so that
-an image has 16 tokens. Its {words} words are those of captions, tasks and usual instructions; any
-other word is spelled in characters. It knows the small scenes of the embedded benchmark and nothing
-else.
+weights. Language model: {text.num_hidden_layers} layers, width {text.hidden_size},
+{text.num_attention_heads} heads, inner width {text.intermediate_size}; vision tower:
+{vision.num_hidden_layers} layer(s), width {vision.hidden_size}; images of 48 x 48 pixels in patches
+of 12, so that an image has 16 tokens. Its {words} words are those of captions, tasks and usual
+instructions; any other word is spelled in characters. It knows the small scenes of the embedded
+benchmark and nothing else.
 
     USER: <image> Does it match: The circle is red. ASSISTANT: yes</s>
 
 ## How it was made
 
-    OMP_NUM_THREADS=1 torchrun --nproc-per-node {processes} scripts/pretrain_embedded_llava.py \\
-        --out mcit/embedded/llava {command}
+{commands}
 
-{minutes:.0f} minutes on two cores, which other programs shared. First, vision tower and projector
+On two cores, which other programs shared. First, vision tower and projector
 learned to name what is in each cell of the grid by the embeddings of its words. Then the whole
 model was shown captions of generated scenes (colored shapes, their sizes, places, numbers and
 relations, and tags with boxes as VCR's reader draws them) in short conversations: tell some
@@ -419,18 +424,32 @@ def write_card(
     scores: dict[str, float],
     seconds: float,
 ) -> None:
-    """Write README.md: what the model is, the command that made it, what it scored."""
-    given = {name: value for name, value in vars(options).items() if name not in ("out", "every")}
+    """Write README.md: what the model is, the commands that made it, what it scored."""
+    commands = []
+    if options.base is not None:
+        commands = read_commands((options.base / "README.md").read_text(encoding="utf-8"))
+    command = f"OMP_NUM_THREADS=1 torchrun --nproc-per-node {processes()} {SCRIPT} --out {FOLDER}"
+    for name, value in vars(options).items():
+        if name == "base" and value is not None:
+            command += f" --base {FOLDER}"
+        elif name not in ("base", "out", "every") and value is not None:
+            command += f" --{name.replace('_', '-')} {value}"
+    commands.append(f"{command}  # {seconds / 60:.0f} minutes")
     card = CARD.format(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
-        command=" ".join(f"--{name.replace('_', '-')} {value}" for name, value in given.items()),
+        commands="\n".join(f"    {line}" for line in commands),
         table="\n".join(f"| {name} | {value:.1f} |" for name, value in scores.items()),
-        minutes=seconds / 60,
         words=words,
-        processes=processes(),
-        **vars(options),
+        text=model.config.text_config,
+        vision=model.config.vision_config,
+        held_out=options.held_out,
     )
     (options.out / "README.md").write_text(card, encoding="utf-8")
+
+
+def read_commands(card: str) -> list[str]:
+    """Return the commands that a card says its model was made by."""
+    return [line.strip() for line in card.splitlines() if line.startswith("    OMP_NUM_THREADS")]
 
 
 def main() -> None:
