@@ -53,7 +53,8 @@ OPTIONS = {
     # figures of the documentation are as good as any images
     "muc": {"method__outside": str(DOCS), "method__epochs": 2},
 }
-NOT_ON_PAIRS = ("lwf_mc", "muc", "icarl", "der", "pass", "ssre")
+NOT_ON_PAIRS = ("lwf_mc", "muc", "icarl", "der", "pass", "ssre", "fetril", "fecam", "efc", "ldc")
+NOT_ON_PAIRS += ("adc", "dpcr", "adagauss", "gatf")
 # their network starts at random, and has no LoRA
 NEEDS_LORA = [name for name in list_names(METHOD) if find_method(name).needs_lora]
 NOT_ON_SHAPES = ("adapters", "freeze_bottom", "single", *NEEDS_LORA)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import fields, replace
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -45,10 +45,13 @@ from mcit.sweeps.grid import Grid, MethodGrid
 from mcit.sweeps.jobs import plan_jobs
 
 ROOT = Path(__file__).parent.parent
+# methods whose strength has to be chosen; published together with a classifier, some have one
 STRONG = [
     name
     for name in list_names(METHOD)
-    if "strength" in {field.name for field in fields(find_method(name))}
+    if any(
+        field.name == "strength" and field.default is MISSING for field in fields(find_method(name))
+    )
     # no configuration that ships has LoRA
     and not find_method(name).needs_lora
 ]

@@ -114,7 +114,8 @@ def find_name_problems(config: RunConfig) -> list[str]:
 
 def _find_recipe_problems(config: RunConfig) -> list[str]:
     """Return what is wrong with the name of the recipe, or with the options in its file."""
-    if config.recipe is None:
+    # nobody chose the usual one
+    if config.recipe in (None, RECIPE):
         return []
     try:
         options = read_recipe(config.recipe)
