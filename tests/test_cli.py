@@ -40,7 +40,8 @@ ONLY_PAIRS = ("adapters", "freeze_bottom", "single", *NEEDS_LORA)
 
 
 # what a method cannot do without: images from elsewhere; distances summed over a batch, small steps
-NEEDED = {"muc": ["--set", "method.outside=shapes"], "ssre": ["--recipe", "adam"]}
+DOCS = Path(__file__).parent.parent / "docs"
+NEEDED = {"muc": ["--set", f"method.outside={DOCS}"], "ssre": ["--recipe", "adam"]}
 
 
 @pytest.fixture(autouse=True)

@@ -50,6 +50,10 @@ OPTIONS = {
     "der": {"method__size": 10},
     # the distances of a batch are added up: smaller steps
     "ssre": {"tasks__shapes__recipe__learning_rate": 1e-3},
+    "efc": {"tasks__shapes__recipe__learning_rate": 1e-3},
+    # a batch of 16 has a covariance of 8 features
+    "adagauss": {"model__bottleneck": 8, "transport": {"name": "network", "epochs": 1}},
+    "gatf": {"model__bottleneck": 8},
     # figures of the documentation are as good as any images
     "muc": {"method__outside": str(DOCS), "method__epochs": 2},
 }
@@ -389,6 +393,7 @@ OTHER_PLACES = {
     "checkpoint.every_minutes": 5.0,
     "checkpoint.keep": 1,
     "checkpoint.importance": False,
+    "exemplar_free": True,
     "data_root": "elsewhere",
     "single": "single",
     "tracker": "tensorboard",
@@ -407,7 +412,8 @@ def configure_stopped(**changes):
 
 
 def test_every_option_that_only_says_how_fast_or_where_is_among_these():
-    assert set(OTHER_PLACES) == list_kinds(Kind.SPEED, Kind.PLACE)
+    # workers decide where batches are augmented: they have tests of their own
+    assert {*OTHER_PLACES, "training.workers"} == list_kinds(Kind.SPEED, Kind.PLACE)
 
 
 @pytest.mark.parametrize("name", OTHER_PLACES)
