@@ -5,11 +5,12 @@ r"""Pretrain the small LLaVA of the embedded benchmark: captions told, completed
     torchrun --nproc-per-node 2 scripts/pretrain_embedded_llava.py --out mcit/embedded/llava \
         --base FOLDER --steps 1200 --stop 500 --batch 48 --length 48 --lr 0.0015
 
-The scenes come from seeds of their own, never those of the benchmark, and the conversations about them (mcit/embedded/conversations.py)
-are about captions: none of the tasks' questions and instructions is shown. First the vision tower
-and the projector learn to name what is in the cells of the grid. Then every weight is trained, by
-the next word of the answers only. The first scenes have few objects, the later ones more; so have
-those of the second command, which is mostly about comparing.
+The scenes come from seeds of their own, never those of the benchmark, and the conversations about
+them (mcit/embedded/conversations.py) are about captions: none of the tasks' questions and
+instructions is shown. First the vision tower and the projector learn to name what is in the cells
+of the grid. Then every weight is trained, by the next word of the answers only. The first scenes
+have few objects, the later ones more; so have those of the second command, which is mostly about
+comparing.
 """
 
 from __future__ import annotations
