@@ -2,6 +2,7 @@
 
 In later tasks    loss += strength / 2 * sum importance * (weight - anchor)^2
 which is          gradient += strength * importance * (weight - anchor)
+strength auto     stiffness / mean importance, after the first task that has any
 
 EWC         Kirkpatrick et al., Overcoming catastrophic forgetting in neural networks, PNAS 2017,
             https://arxiv.org/abs/1612.00796
@@ -25,7 +26,7 @@ from __future__ import annotations
 import json
 import math
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -33,8 +34,8 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from mcit.diagnosis import Diagnosis, diagnose
-from mcit.gradients.pull import Held, add_pulls
+from mcit.diagnosis import Diagnosis, diagnose, find_strength
+from mcit.gradients.pull import Held, Pulls
 from mcit.importance import Importance
 from mcit.named_tensors import (
     bare_name,
@@ -50,6 +51,7 @@ Merge = Literal["sum", "online", "share", "latest"]
 # the type that importance is kept in; float32 stands for float64 too where weights have that
 ImportanceType = Literal["float32", "bfloat16"]
 FORMAT = "mcit consolidation 1"
+AUTO = "auto"
 
 NamedParameters = Iterable[tuple[str, nn.Parameter]]
 
@@ -65,7 +67,9 @@ class ConsolidationManager:
         (`load_state_dict(assign=True)`, a new layer, `resize_token_embeddings`) is an error; of
         named parameters, one without a gradient is a warning. Names are those of the bare model,
         also if torch.compile has wrapped it.
-    strength: Factor of the penalty.
+    strength: Factor of the penalty; "auto" for the one that gives a stated stiffness.
+    stiffness: For strength "auto": the mean of strength * importance over all held weights after
+        the first task. The strength is chosen then and stays, as one that was given would.
     merge: How a task's importance joins that of those before: sum, online, share or latest.
     decay: Factor of the old importance in merge online.
     path: A path integral (SI) to follow.
@@ -82,18 +86,24 @@ class ConsolidationManager:
     def __init__(
         self,
         model: nn.Module | NamedParameters,
-        strength: float = 1.0,
+        strength: float | Literal["auto"] = 1.0,
         *,
+        stiffness: float | None = None,
         merge: Merge = "sum",
         decay: float = 1.0,
         path: PathIntegral | None = None,
         optimizer: torch.optim.Optimizer | None = None,
         importance_dtype: ImportanceType = "float32",
     ):
-        _check_settings(strength, merge, decay)
+        _check_aim(strength, stiffness)
+        chosen_later = strength == AUTO
+        _check_settings(0.0 if chosen_later else strength, merge, decay)
         _check_choice("importance type", importance_dtype, ImportanceType)
         self.importance_dtype: ImportanceType = importance_dtype
-        self.strength = strength
+        # with strength auto, 0 until the first importance decides
+        self.strength = 0.0 if chosen_later else float(strength)
+        # the mean that strength auto aims at, else None
+        self.stiffness = stiffness
         self.merge = merge
         self.decay = decay
         self.path = path
@@ -111,8 +121,8 @@ class ConsolidationManager:
         self._registrations: list[_Registration] = []
         # held parameters without a gradient that a warning has named already
         self._idle: set[str] = set()
-        # what the latest step has found to be held, with the addresses of the weights
-        self._found: list[tuple[Held, int]] | None = None
+        # what the latest step has found to be held
+        self._found: Pulls | None = None
         self.track(model)
 
     def __repr__(self) -> str:
@@ -168,12 +178,16 @@ class ConsolidationManager:
         if old_share is not None and not 0 <= old_share <= 1:
             raise ValueError(f"old_share must lie between 0 and 1, found {old_share}")
         merged = {}
+        anchors = {}
         for name, value in importance.values.items():
-            merged[name] = self._merge(name, value, old_share or 0.0)
-        for name, (held, anchor) in merged.items():
+            held, anchor = self._merge(name, value, old_share or 0.0)
             parameter = self.parameters[name].detach()
-            self.importance[name] = from_local(held, parameter)
-            self.anchor[name] = from_local(anchor, parameter)
+            merged[name] = from_local(held, parameter)
+            anchors[name] = from_local(anchor, parameter)
+        if self.stiffness is not None and not self.strength:
+            self.strength = find_strength({**self.importance, **merged}, self.stiffness)
+        self.importance.update(merged)
+        self.anchor.update(anchors)
         self._record(importance)
         if self.path is not None:
             self.path.begin(self.path.parameters.items())
@@ -192,11 +206,13 @@ class ConsolidationManager:
         if not self.strength or not self.importance:
             return 0.0 if measure else None
         self._check_present()
-        held = self._held()
-        if any(one.parameter.grad is None for one in held):
-            self._warn_of_idle()
+        pulls = self._find_pulls()
+        for held in pulls.helds:
+            if held.parameter.grad is None:
+                self._warn_of_idle()
+                break
         ratio = self._compare_gradients() if measure else None
-        add_pulls(held, self.strength)
+        pulls.add(self.strength)
         return ratio
 
     @torch.no_grad()
@@ -237,7 +253,11 @@ class ConsolidationManager:
         """Return one line: how weights are held, and what measured the latest importance."""
         rule = f"online, decay {self.decay:g}" if self.merge == "online" else self.merge
         latest = self.history[-1] if self.history else "nothing consolidated yet"
-        return f"strength {self.strength:g}, merge {rule}; {latest}"
+        strength = f"strength {self.strength:g}"
+        if self.stiffness is not None:
+            chosen = f"{self.strength:g}" if self.strength else "not chosen yet"
+            strength = f"strength auto (mean stiffness {self.stiffness:g}): {chosen}"
+        return f"{strength}, merge {rule}; {latest}"
 
     def bytes_held(self) -> int:
         """Return this process's memory: two numbers per held weight, and the path integral's."""
@@ -253,6 +273,7 @@ class ConsolidationManager:
         """Return everything but the parameters themselves."""
         about = {
             "strength": self.strength,
+            "stiffness": self.stiffness,
             "merge": self.merge,
             "decay": self.decay,
             "importance_dtype": self.importance_dtype,
@@ -281,6 +302,9 @@ class ConsolidationManager:
         _check_settings(about["strength"], about["merge"], about["decay"])
         # states of mcit 0.1 do not say
         importance_dtype = about.get("importance_dtype", "float32")
+        stiffness = about.get("stiffness")
+        if stiffness is not None:
+            _check_aim(AUTO, stiffness)
         _check_choice("importance type", importance_dtype, ImportanceType)
         self.importance_dtype = importance_dtype
         # a head that is frozen by now may still be held
@@ -293,6 +317,7 @@ class ConsolidationManager:
             self.importance[name] = _adopt(importance[name], parameter, dtype)
             self.anchor[name] = _adopt(anchor[name], parameter, _wide_dtype(parameter))
         self.strength = about["strength"]
+        self.stiffness = stiffness
         self.merge = about["merge"]
         self.decay = about["decay"]
         self.capped = dict(about["capped"])
@@ -318,33 +343,38 @@ class ConsolidationManager:
 
     # --- what is held
 
-    def _held(self) -> list[Held]:
+    def _held(self) -> Sequence[Held]:
         """Return what is held of each trainable parameter, this process's part of it."""
-        if self._found is not None and self._is_unchanged(self._found):
-            return [held for held, _ in self._found]
-        found = [self._find_held(name, parameter) for name, parameter in self._list_held()]
-        self._found = None
-        # a sharded parameter may have other memory in every step
-        if not any(is_sharded(held.parameter) for held in found):
-            self._found = [(held, held.parameter.data_ptr()) for held in found]
-        return found
+        return self._find_pulls().helds
 
-    def _is_unchanged(self, found: list[tuple[Held, int]]) -> bool:
+    def _find_pulls(self) -> Pulls:
+        """Return all that is held, prepared for a step."""
+        if self._found is not None and self._is_unchanged(self._found):
+            return self._found
+        held = [self._find_held(name, parameter) for name, parameter in self._list_held()]
+        pulls = Pulls(held)
+        # a sharded parameter may have other memory in every step
+        sharded = any(is_sharded(one.parameter) for one in held)
+        self._found = None if sharded else pulls
+        return pulls
+
+    def _is_unchanged(self, found: Pulls) -> bool:
         """Whether the same tensors are held as before, of weights that lie where they did."""
         count = 0
+        held = found.helds
         for name, importance in self.importance.items():
             parameter = self.parameters[name]
             if not parameter.requires_grad:
                 continue
-            if count == len(found):
+            if count == len(held):
                 return False
-            held, address = found[count]
+            one = held[count]
+            if one.parameter is not parameter or parameter.data_ptr() != found.addresses[count]:
+                return False
+            if one.importance is not importance or one.anchor is not self.anchor[name]:
+                return False
             count += 1
-            if held.parameter is not parameter or parameter.data_ptr() != address:
-                return False
-            if held.importance is not importance or held.anchor is not self.anchor[name]:
-                return False
-        return count == len(found)
+        return count == len(held)
 
     def _find_held(self, name: str, parameter: nn.Parameter) -> Held:
         weight = to_local(parameter.detach())
@@ -441,7 +471,10 @@ class ConsolidationManager:
 
     def _check_present(self) -> None:
         """Raise a ValueError if a held parameter is no longer the model's."""
-        if all(place.get(name) is found for place, name, found in self._registrations):
+        for place, name, found in self._registrations:
+            if place.get(name) is not found:
+                break
+        else:
             return
         present = _name_parameters(self._model)
         replaced = [
@@ -575,12 +608,29 @@ def _square_norm(tensor: Tensor) -> Tensor:
     return torch.linalg.vector_norm(tensor, dtype=torch.float64).square()
 
 
-def _check_settings(strength: float, merge: str, decay: float) -> None:
+def _check_aim(strength: object, stiffness: object) -> None:
+    """Raise a ValueError unless a stiffness is given where strength is auto, and only there."""
+    if strength != AUTO and stiffness is None:
+        return
+    if strength != AUTO:
+        raise ValueError(
+            f"stiffness is the aim of strength 'auto', found strength {strength!r}: leave one out"
+        )
+    if stiffness is None:
+        raise ValueError(
+            "strength 'auto' needs stiffness, the mean of strength * importance after the first "
+            "task, such as stiffness=0.3"
+        )
+    if not isinstance(stiffness, Real) or not 0 < float(stiffness) < math.inf:
+        raise ValueError(f"stiffness must be a number above 0, found {stiffness!r}")
+
+
+def _check_settings(strength: object, merge: str, decay: float) -> None:
     """Raise a ValueError unless the rule is known and the numbers are within their bounds."""
     _check_choice("merge rule", merge, Merge)
-    if not isinstance(strength, Real) or not (math.isfinite(strength) and strength >= 0):
+    if not isinstance(strength, Real) or not 0 <= float(strength) < math.inf:
         raise ValueError(f"strength must be a number from 0, found {strength!r}")
-    if not isinstance(decay, Real) or not 0 <= decay <= 1:
+    if not isinstance(decay, Real) or not 0 <= float(decay) <= 1:
         raise ValueError(f"decay must lie between 0 and 1, found {decay!r}")
 
 

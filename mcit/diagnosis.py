@@ -1,6 +1,7 @@
 """Stiffness of a penalty: how strongly it holds weights, and whether gradient steps are stable.
 
 stiffness = strength * importance
+strength auto = stated mean stiffness / mean importance
 SGD with momentum m is stable if stiffness < 2 (1 + m) / learning rate
 """
 
@@ -16,6 +17,8 @@ from mcit.parallel.sharded import reduce_parts, to_local
 
 # a weight counts as free if its stiffness is below this fraction of the mean
 NEAR_ZERO = 1e-3
+# the largest number of single precision, in which networks are trained
+LARGEST_STRENGTH = 3.4028234663852886e38
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,7 @@ class Diagnosis:
     """Scale and stability of a penalty, in units of stiffness, in which all methods compare.
 
     weights: Number of weights that are held.
+    strength: Factor of the penalty.
     mean_stiffness: Mean over all of them.
     max_stiffness: The largest.
     share_capped: Fraction of the weights whose importance is at the cap.
@@ -33,6 +37,7 @@ class Diagnosis:
     """
 
     weights: int
+    strength: float
     mean_stiffness: float
     max_stiffness: float
     share_capped: float
@@ -52,8 +57,9 @@ class Diagnosis:
         )
 
     def to_dict(self) -> dict[str, float]:
-        """Return mean and maximum stiffness, and the percentages capped and near zero."""
+        """Return the strength, mean and maximum stiffness, the percentages capped and near zero."""
         return {
+            "strength": self.strength,
             "mean": self.mean_stiffness,
             "max": self.max_stiffness,
             "capped": 100 * self.share_capped,
@@ -85,6 +91,7 @@ def diagnose(
     if not weights:
         return Diagnosis(
             weights=0,
+            strength=strength,
             mean_stiffness=0.0,
             max_stiffness=0.0,
             share_capped=0.0,
@@ -92,8 +99,7 @@ def diagnose(
             capped_by_tensor={},
         )
     parts = [(tensor, to_local(tensor)) for tensor in importance.values()]
-    sums = [(tensor, part.sum(dtype=torch.float64)) for tensor, part in parts]
-    mean = float(reduce_parts(sums)) / weights
+    mean = find_mean(importance)
     tops = [(tensor, _find_max(part)) for tensor, part in parts]
     limit = 2 * (1 + momentum) / learning_rate if learning_rate else None
     low = [(tensor, (part <= NEAR_ZERO * mean).sum()) for tensor, part in parts]
@@ -106,6 +112,7 @@ def diagnose(
         at_cap += capped.get(name, 0.0) * tensor.numel()
     return Diagnosis(
         weights=weights,
+        strength=strength,
         mean_stiffness=strength * mean,
         max_stiffness=strength * float(reduce_parts(tops, "max")),
         share_capped=at_cap / weights,
@@ -114,6 +121,36 @@ def diagnose(
         limit=limit,
         share_unstable=unstable / weights,
     )
+
+
+@torch.no_grad()
+def find_mean(importance: Mapping[str, Tensor]) -> float:
+    """Return the mean importance of all weights; if it is sharded, every process must call."""
+    weights = sum(tensor.numel() for tensor in importance.values())
+    if not weights:
+        return 0.0
+    sums = []
+    for tensor in importance.values():
+        sums.append((tensor, to_local(tensor).sum(dtype=torch.float64)))
+    return float(reduce_parts(sums)) / weights
+
+
+def find_strength(importance: Mapping[str, Tensor], stiffness: float) -> float:
+    """Return the strength that gives this importance a mean stiffness; 0 if all of it is 0.
+
+    Raise a ValueError if no strength does: the mean is negative, or too close to 0.
+    """
+    mean = find_mean(importance)
+    if mean == 0:
+        return 0.0
+    strength = stiffness / mean
+    if not 0 < strength <= LARGEST_STRENGTH:
+        raise ValueError(
+            f"no strength gives a mean stiffness of {stiffness:g}: the mean importance is "
+            f"{mean:.3g}, and it must be positive and not vanishing; give a strength instead of "
+            "'auto', or measure another importance. Nothing was changed"
+        )
+    return strength
 
 
 def _find_max(part: Tensor) -> Tensor:

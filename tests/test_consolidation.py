@@ -1165,3 +1165,106 @@ def test_a_manager_says_what_it_holds():
     manager = ConsolidationManager(model, strength=3.0)
     manager.consolidate({name: torch.ones_like(p) for name, p in model.named_parameters()})
     assert "8 weights of 2 tensors; strength 3, merge sum" in repr(manager)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("merge", ["sum", "online", "share", "latest"])
+def test_strength_auto_gives_the_stated_mean_stiffness_after_the_first_task_and_stays(merge, dtype):
+    torch.manual_seed(0)
+    model = Weights()
+    manager = ConsolidationManager(
+        model, "auto", stiffness=0.3, merge=merge, importance_dtype=dtype
+    )
+    assert manager.strength == 0
+    assert "strength auto (mean stiffness 0.3): not chosen yet" in manager.describe()
+    first = {name: torch.rand(p.shape) for name, p in trained(model)}
+    manager.consolidate(first)
+    kept = [first[name].to(getattr(torch, dtype)).double().flatten() for name in first]
+    assert manager.strength == pytest.approx(0.3 / float(torch.cat(kept).mean()), rel=1e-12)
+    assert manager.diagnose().mean_stiffness == pytest.approx(0.3, rel=1e-6)
+    chosen = manager.strength
+    move(model)
+    second = {name: 5 * torch.rand(p.shape) for name, p in trained(model)}
+    manager.consolidate(second, 0.5 if merge == "share" else None)
+    assert manager.strength == chosen
+    assert manager.diagnose().strength == chosen
+    assert manager.diagnose().mean_stiffness != pytest.approx(0.3, rel=1e-2)
+
+
+def trained(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+
+
+def test_strength_auto_pulls_like_the_same_strength_given_as_a_number():
+    torch.manual_seed(0)
+    model = Weights()
+    importance = {name: torch.rand(p.shape) for name, p in trained(model)}
+    auto = ConsolidationManager(model, "auto", stiffness=2.0)
+    auto.consolidate(importance)
+    given = ConsolidationManager(model, auto.strength)
+    given.consolidate(importance)
+    move(model)
+    assert auto.penalty() == given.penalty()
+    pulls = []
+    for manager in (auto, given):
+        for _, parameter in trained(model):
+            parameter.grad = torch.zeros_like(parameter)
+        manager.add_gradient_()
+        pulls.append([parameter.grad.clone() for _, parameter in trained(model)])
+    assert_close(pulls[0], pulls[1], rtol=0, atol=0)
+
+
+def test_importance_that_is_all_zero_leaves_strength_auto_to_the_next_task():
+    model = Weights()
+    zero = {name: torch.zeros(p.shape) for name, p in trained(model)}
+    manager = ConsolidationManager(model, "auto", stiffness=0.3)
+    manager.consolidate(zero)
+    assert manager.strength == 0
+    manager.consolidate({name: value + 2 for name, value in zero.items()})
+    assert manager.strength == pytest.approx(0.15, rel=1e-12)
+
+
+def test_a_chosen_strength_is_part_of_the_state(tmp_path):
+    torch.manual_seed(0)
+    model = Weights()
+    manager = ConsolidationManager(model, "auto", stiffness=0.3)
+    manager.save(tmp_path / "before.safetensors")
+    manager.consolidate({name: torch.rand(p.shape) for name, p in trained(model)})
+    manager.save(tmp_path / "after.safetensors")
+    other = ConsolidationManager(model, "auto", stiffness=7)
+    other.load(tmp_path / "after.safetensors")
+    assert (other.strength, other.stiffness) == (manager.strength, 0.3)
+    # a state from before the first task still chooses
+    other.load(tmp_path / "before.safetensors")
+    other.consolidate({name: torch.ones(p.shape) for name, p in trained(model)})
+    assert other.strength == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize(
+    ("strength", "stiffness", "message"),
+    [
+        ("auto", None, "strength 'auto' needs stiffness"),
+        (1.0, 0.3, "stiffness is the aim of strength 'auto', found strength 1.0"),
+        ("auto", 0.0, "stiffness must be a number above 0, found 0.0"),
+        ("auto", math.nan, "stiffness must be a number above 0, found nan"),
+        ("auto", math.inf, "stiffness must be a number above 0, found inf"),
+        ("auto", "0.3", "stiffness must be a number above 0, found '0.3'"),
+        ("automatic", None, "strength must be a number from 0, found 'automatic'"),
+    ],
+)
+def test_strength_auto_and_stiffness_go_together(strength, stiffness, message):
+    with pytest.raises(ValueError, match=message):
+        ConsolidationManager(Weights(), strength, stiffness=stiffness)
+
+
+def test_a_mean_that_no_strength_can_scale_is_refused_and_changes_nothing():
+    model = Weights()
+    path = PathIntegral(model.named_parameters(), clip="none")
+    manager = ConsolidationManager(model, "auto", stiffness=0.3, path=path)
+    negative = {name: -torch.ones(p.shape) for name, p in trained(model)}
+    with pytest.raises(ValueError, match="the mean importance is -1, and it must be positive"):
+        manager.consolidate(negative)
+    assert (manager.strength, manager.importance, manager.history) == (0, {}, [])
+    vanishing = {name: torch.full(p.shape, 1e-45) for name, p in trained(model)}
+    with pytest.raises(ValueError, match=r"no strength gives a mean stiffness of 0.3"):
+        manager.consolidate(vanishing)
