@@ -50,6 +50,26 @@ def notes(table: Table) -> str:
     return " ".join(note.text for note in table.notes)
 
 
+# --- what a number of seeds can show
+
+
+@pytest.mark.parametrize(
+    ("count", "effect"),
+    # effect sizes of a two-sided paired t test at 0.05 with power 0.8, as in published tables
+    [(3, 3.26), (5, 1.68), (10, 0.996), (20, 0.660), (34, 0.495)],
+)
+def test_the_detectable_difference_is_that_of_published_tables(count, effect):
+    assert significance.detectable_difference(2.0, count) == pytest.approx(2 * effect, rel=2e-3)
+
+
+@pytest.mark.parametrize("count", [3, 6])
+def test_a_detectable_difference_is_found_four_times_out_of_five(count):
+    rng = np.random.default_rng(0)
+    true = significance.detectable_difference(1.5, count)
+    found = stats.ttest_1samp(rng.normal(true, 1.5, (100_000, count)), 0, axis=1).pvalue < 0.05
+    assert found.mean() == pytest.approx(0.8, abs=0.006)
+
+
 # --- the paper's own settings
 
 
@@ -195,7 +215,16 @@ def test_methods_are_ranked_over_seeds_if_there_is_one_setting():
     assert "critical difference at 0.05 is 1.914" in notes(ranks)
     assert "3 seeds are few" in notes(ranks)
     heads = [column.head for column in pairs.columns]
-    assert heads == ["pair", "measure", "n", "difference", "95 % low", "95 % high", "p"]
+    assert heads == [
+        "pair",
+        "measure",
+        "n",
+        "difference",
+        "95 % low",
+        "95 % high",
+        "detectable",
+        "p",
+    ]
     # 10, 10, -2: mean 6; signs give |sum| 18 or more in 4 of 8; Holm makes 0.75 of it
     assert texts(pairs)[0] == [
         "mas vs ewc",
@@ -204,6 +233,7 @@ def test_methods_are_ranked_over_seeds_if_there_is_one_setting():
         "+6.00",
         "-2.00",
         "+10.00",
+        "22.61",
         "0.750",
     ]
     assert "3 seeds and 3 comparisons cannot give a p below 0.75" in notes(pairs)
