@@ -149,8 +149,37 @@ def test_lora_in_32_bits_on_a_base_in_16_stays_on_the_rules(autocast):
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     assert {parameter.dtype for parameter in trained} == {torch.float32}
     assert set(found.paths.values()) == {"rule"}
-    # 16 bits keep two digits of the large gradients
-    assert_equal(found.values, loop(model, batch, {"score": "plain"}), 0.05, floor=1.0)
+    truth = loop(model, batch, {"score": "plain"})
+    rounding = distance(loop_as_it_is(model, batch, forward), truth)
+    # how far 16 bits are off depends on the processor
+    assert 0 < rounding < 0.1
+    assert distance(found.values, truth) <= 2 * rounding
+
+
+def loop_as_it_is(model: nn.Module, batch: Batch, forward: Any) -> dict[str, Tensor]:
+    """The plain score's importance by one backward pass per answer, in the model's precision."""
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    sums = {name: torch.zeros_like(p) for name, p in parameters.items()}
+    for row in range(len(LENGTHS)):
+        one = {}
+        for key, value in pick(batch, row).items():
+            one[key] = value.to(batch[key].dtype)
+        logits, labels = forward(model, one)
+        score = nn.functional.cross_entropy(
+            logits.float().flatten(0, 1), labels.flatten(), reduction="sum"
+        )
+        gradients = torch.autograd.grad(score, list(parameters.values()))
+        for name, gradient in zip(parameters, gradients, strict=True):
+            sums[name] += gradient.square()
+    return {name: total / len(LENGTHS) for name, total in sums.items()}
+
+
+def distance(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
+    """The norm of the difference over that of what is expected, over all tensors."""
+    names = list(expected)
+    wanted = torch.cat([expected[name].double().flatten() for name in names])
+    given = torch.cat([found[name].double().flatten() for name in names])
+    return float((given - wanted).norm() / wanted.norm())
 
 
 def test_gradient_checkpointing_changes_nothing():
