@@ -11,6 +11,9 @@ from torch import nn
 from mcit.errors import ConfigError
 from mcit.task import Recipe
 
+# where torch has optimizers of one kernel
+FUSED_DEVICES = ("cpu", "cuda")
+
 
 def learning_rate(recipe: Recipe, progress: float, epoch: int) -> float:
     """Return the rate after a fraction `progress` of all steps, in an epoch counted from 0."""
@@ -34,13 +37,22 @@ def build_optimizer(recipe: Recipe, learner: nn.Module) -> torch.optim.Optimizer
     trained = [p for p in learner.parameters() if p.requires_grad]
     if not trained:
         raise ValueError("nothing is left to train: every parameter is frozen")
+    # one pass over each weight and its moments
+    fused = all(parameter.device.type in FUSED_DEVICES for parameter in trained)
     if recipe.optimizer == "sgd":
-        return torch.optim.SGD(
+        optimizer = torch.optim.SGD(
             trained,
             lr=recipe.learning_rate,
             momentum=recipe.momentum,
             weight_decay=recipe.weight_decay,
+            fused=fused,
         )
+        if recipe.momentum:
+            # the kernel wants all of them at once, and some heads get no gradient at first; a first
+            # step from 0 is that from the gradient alone
+            for parameter in trained:
+                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        return optimizer
     if recipe.optimizer == "adam":
         return torch.optim.Adam(
             trained,
@@ -48,13 +60,16 @@ def build_optimizer(recipe: Recipe, learner: nn.Module) -> torch.optim.Optimizer
             betas=recipe.betas,
             eps=recipe.eps,
             weight_decay=recipe.weight_decay,
+            fused=fused,
         )
     groups = [
         {"params": [p for p in trained if p.ndim > 1], "weight_decay": recipe.weight_decay},
         {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
-    return torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=recipe.betas, eps=recipe.eps)
+    return torch.optim.AdamW(
+        groups, lr=recipe.learning_rate, betas=recipe.betas, eps=recipe.eps, fused=fused
+    )
 
 
 def check_together(recipes: Sequence[Recipe]) -> None:
