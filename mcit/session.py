@@ -17,7 +17,6 @@ from types import TracebackType
 from typing import Any
 
 import torch
-from accelerate import Accelerator
 from accelerate.utils.memory import should_reduce_batch_size
 from torch import Tensor
 from torch.optim import Optimizer
@@ -40,7 +39,7 @@ from mcit.files import write_json, write_text
 from mcit.importance import Importance
 from mcit.method import Method, Outcome, Stage
 from mcit.metrics import average_seen
-from mcit.parallel.launch import find_precision_problems
+from mcit.parallel.launch import choose_precision, find_precision_problems, make_accelerator
 from mcit.parallel.processes import any_process, gather
 from mcit.provenance import make_provenance
 from mcit.runner.checkpointer import Checkpointer
@@ -110,9 +109,8 @@ class Session:
         self.answering = plan.answering
         self.progress = progress
         self.batches = batches
-        self.accelerator = Accelerator(
-            mixed_precision=config.training.mixed_precision, **accelerator
-        )
+        precision = choose_precision(config.training.mixed_precision)
+        self.accelerator = make_accelerator(precision, **accelerator)
         self.trainer = Trainer(config.training, self.accelerator, config.seed)
         self.trainer.seed_stage(0)
         self.learner = plan.build_learner().to(self.accelerator.device)

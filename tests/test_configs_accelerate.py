@@ -12,7 +12,7 @@ from accelerate.utils.launch import prepare_multi_gpu_env, prepare_simple_launch
 
 from mcit.config.files import find_config
 from mcit.errors import ConfigError
-from mcit.parallel.launch import find_missing, find_problems, join_processes
+from mcit.parallel.launch import choose_precision, find_missing, find_problems, join_processes
 
 FOLDER = Path(__file__).parent.parent / "configs" / "accelerate"
 EXPECTED = {
@@ -127,6 +127,29 @@ def test_processes_that_take_themselves_for_the_only_one_are_stopped(monkeypatch
         ConfigError, match="2 processes were started, but each works as if it were alone"
     ):
         join_processes()
+
+
+@pytest.mark.parametrize(
+    ("instructions", "expected"), [((), "no"), (("avx512_bf16",), "bf16"), (("amx_bf16",), "bf16")]
+)
+def test_precision_auto_is_bf16_where_the_processor_multiplies_in_it(
+    monkeypatch, instructions, expected
+):
+    present = dict.fromkeys(instructions, True)
+    monkeypatch.setattr("torch.cpu.get_capabilities", lambda: present)
+    assert choose_precision("auto") == expected
+
+
+@pytest.mark.parametrize("asked", ["no", "bf16", "fp16"])
+def test_a_precision_that_is_asked_for_is_not_changed(asked):
+    assert choose_precision(asked) == asked
+
+
+def test_without_one_it_is_what_the_launcher_says(monkeypatch):
+    monkeypatch.delenv("ACCELERATE_MIXED_PRECISION", raising=False)
+    assert choose_precision(None) == "no"
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    assert choose_precision(None) == "bf16"
 
 
 def test_they_are_not_taken_for_configurations_of_runs():

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from accelerate import Accelerator
 from safetensors.torch import load_file
 from tiny_run import (
     Points,
@@ -37,6 +38,7 @@ from mcit.methods.ewc_dr import EwcDr
 from mcit.methods.finetune import Finetune
 from mcit.methods.joint import Joint
 from mcit.parallel.global_batch import rows_of_process
+from mcit.parallel.launch import make_accelerator
 from mcit.session import begin_task
 from mcit.task import Recipe
 from mcit.training import batches
@@ -276,6 +278,24 @@ def test_importance_is_measured_in_the_parts_and_the_precision_of_training(setti
     assert set(found["other"].paths.values()) == {"rule"}
 
 
+def test_runs_of_one_program_have_each_the_precision_they_ask_for(world, tmp_path):
+    single = learn(
+        configure("vqa", "finetune", world, training__mixed_precision="no"), tmp_path / "1"
+    )
+    learn(configure("vqa", "finetune", world, training__mixed_precision="bf16"), tmp_path / "16")
+    again = learn(configure("vqa", "finetune", world), tmp_path / "again")
+    assert_identical(again.state, single.state)
+
+
+def test_a_run_does_not_go_on_in_the_precision_of_a_later_one():
+    stage, trainer = begin_points(make_points([3, 2]), Finetune(), mixed_precision="bf16")
+    make_accelerator("no", cpu=True)
+    for use in (trainer.fit, trainer.evaluate):
+        other = Finetune() if use == trainer.fit else stage.task
+        with pytest.raises(RuntimeError, match=r"has precision 'bf16', and another .* set 'no'"):
+            use(stage, other)
+
+
 # Steps
 
 
@@ -337,7 +357,7 @@ def test_half_precision_is_near_full_precision_and_leaves_the_learner_as_it_was(
         # 6 steps of AdamW at up to 2e-3
         assert float((half.state[name] - truth).abs().max()) < 0.02, name
     task = half.result.plan.tasks[0]
-    load = Reader(Trainer(TrainingConfig(), None, 1), half.learner, 0)
+    load = Reader(Trainer(TrainingConfig(), Accelerator(cpu=True), 1), half.learner, 0)
     part = next(iter(load(task, "eval")))
     assert half.learner(part.batch, task.head).logits.dtype == torch.float32
     assert "autocast" not in repr(half.learner.forward)

@@ -113,8 +113,10 @@ class ModelConfig:
 class TrainingConfig:
     """How steps are taken; how many, and on what, belongs to the task's recipe."""
 
-    mixed_precision: Literal["no", "bf16", "fp16"] | None = option(
-        None, help="precision of the forward pass; none: what `accelerate launch` says"
+    mixed_precision: Literal["no", "bf16", "fp16", "auto"] | None = option(
+        None,
+        help="precision of the forward pass; auto: bf16 where the device multiplies in it; none: "
+        "what `accelerate launch` says",
     )
     accumulate: int = option(1, help="micro-batches per optimizer step", kind=Kind.ROUNDING)
     clip_norm: float | None = option(None, help="largest norm of the gradient; none: no clipping")

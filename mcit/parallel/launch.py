@@ -8,9 +8,11 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-from accelerate import PartialState
+from accelerate import Accelerator, PartialState
+from accelerate.state import AcceleratorState
 
 from mcit.errors import ConfigError
 
@@ -28,6 +30,11 @@ ACCELERATE = (
     ("python", "-m", "accelerate.commands.accelerate_cli", "launch"),
     ("python", "-m", "accelerate.commands.launch"),
 )
+# the value of training.mixed_precision that leaves the choice to the device
+AUTO = "auto"
+# instructions of x86 processors that multiply matrices in bfloat16
+BF16_INSTRUCTIONS = ("avx512_bf16", "amx_bf16")
+_SAYS_CAPABILITIES = hasattr(torch.cpu, "get_capabilities")
 # variables that a launcher of several processes sets in each of them
 SEVERAL = ("WORLD_SIZE", "LOCAL_RANK", *MPI_SIZES)
 
@@ -84,11 +91,37 @@ def find_problems(environment: Mapping[str, str]) -> list[str]:
     return problems
 
 
+def choose_precision(asked: str | None) -> str:
+    """Return the precision for accelerate: with `auto`, bf16 where the device multiplies in it.
+
+    Elsewhere 16 bits are slower than 32: processors without such instructions emulate them. None
+    stands for what the launcher says.
+    """
+    if asked is None:
+        return os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+    if asked != AUTO:
+        return asked
+    device = PartialState().device.type
+    if device == "cuda":
+        fast = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:
+        # earlier versions of torch do not say
+        capabilities = torch.cpu.get_capabilities() if _SAYS_CAPABILITIES else {}
+        fast = device == "cpu" and any(capabilities.get(name) for name in BF16_INSTRUCTIONS)
+    return "bf16" if fast else "no"
+
+
+def make_accelerator(precision: str, **options: Any) -> Accelerator:
+    """Return an Accelerator of this precision, whatever an earlier run of the program had."""
+    if AcceleratorState._shared_state and AcceleratorState().mixed_precision != precision:
+        AcceleratorState._reset_state()
+    return Accelerator(mixed_precision=precision, **options)
+
+
 def find_precision_problems(asked: str | None) -> list[str]:
     """Return why this device cannot train in the precision that is asked for."""
-    precision = asked or os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
     device = PartialState().device.type
-    if precision == "fp16" and device == "cpu":
+    if choose_precision(asked) == "fp16" and device == "cpu":
         return [
             "training.mixed_precision is 'fp16', which accelerate does not do on a CPU: the run "
             "would be in single precision and say otherwise; use 'bf16' or 'no'"

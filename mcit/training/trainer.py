@@ -109,6 +109,7 @@ class Trainer:
         self.config = config
         self.accelerator = accelerator
         self.seed = seed
+        self.precision = accelerator.mixed_precision
 
     def seed_stage(self, index: int) -> None:
         """Seed again, so that what a method draws in one task cannot change the next."""
@@ -147,6 +148,7 @@ class Trainer:
         tasks = method.tasks_to_fit(stage)
         if not tasks:
             return 0
+        self._check_precision()
         learner = stage.learner
         schedule = self._schedule(stage, tasks)
         check_together([task.recipe for task in tasks])
@@ -230,6 +232,7 @@ class Trainer:
         batches: int | None = None,
     ) -> dict[str, Score]:
         """Return the score by each scorer, None for the learner's own answer, in one pass."""
+        self._check_precision()
         learner = stage.learner
         device = self.accelerator.device
         learner.to(device).eval()
@@ -247,6 +250,18 @@ class Trainer:
                 for key, values in task.metric_inputs(answers, batch).items():
                     inputs[name].setdefault(key, []).extend(_to_list(values))
         return {name: self._compute_score(task, found) for name, found in inputs.items()}
+
+    def _check_precision(self) -> None:
+        """Raise if a later run of this program has another precision: accelerate has one for all.
+
+        Without this the present one would go on in that of the other.
+        """
+        now = self.accelerator.mixed_precision
+        if now != self.precision:
+            raise RuntimeError(
+                f"this run has precision {self.precision!r}, and another one of the same program "
+                f"has set {now!r} since: load or start this one again"
+            )
 
     def _compute_score(self, task: Task, inputs: dict[str, list]) -> Score:
         """Return the score of what all processes have collected for the metric."""
