@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from network_zoo import EXAMPLES, ZOO, Batch, build
 from torch import Tensor, nn
 
 from mcit import ConsolidationManager, measure_importance
+from mcit.gradients.per_example import PerExampleGradients
 from mcit.importance import read_logits
 
 Forward = Callable[[nn.Module, Any], tuple[Tensor, Tensor]]
@@ -90,6 +92,25 @@ def test_every_network_does_so_under_autocast(name):
     model, batch = build(name)
     found = measure_importance(model, split(batch), forward=autocast)
     assert_equal(found.values, loop(model, batch, autocast), 1e-2)
+
+
+def list_modules(model: nn.Module, batch: Batch, forward: Forward) -> dict[str, list[str]]:
+    """The parameters that modules serve, by the name of the module."""
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    gradients = PerExampleGradients(model.eval(), parameters)
+    logits = partial(forward, model, batch)
+    gradients.add(lambda: [nn.functional.cross_entropy(*logits(), reduction="none")])
+    names = {module: name for name, module in model.named_modules()}
+    return {names[module]: served for module, served in gradients.modules.items()}
+
+
+@pytest.mark.parametrize("name", ["bert", "vit", "dinov2", "t5-encoder"])
+def test_under_autocast_no_parameter_needs_the_whole_network(name):
+    model, batch = build(name)
+    for forward in (read_logits, autocast):
+        served = list_modules(model, batch, forward)
+        # what holds all layers: the network itself, and its encoder
+        assert not any(path.count(".") < 1 for path in served), served
 
 
 def convert(batch: Batch, dtype: torch.dtype) -> Batch:

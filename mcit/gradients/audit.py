@@ -45,9 +45,15 @@ class Comparison(NamedTuple):
 class Audit:
     """Autograd's weighted sum of per-example gradients, and the sums that other ways lead to."""
 
-    def __init__(self, model: nn.Module, parameters: dict[str, nn.Parameter], scores: Scores):
+    def __init__(
+        self,
+        model: nn.Module,
+        parameters: dict[str, nn.Parameter],
+        scores: Scores,
+        precision: torch.dtype = torch.float64,
+    ):
         # the lowest precision anywhere: gradients of 32-bit weights may come through 16-bit layers
-        self.precision = torch.float64
+        self.precision = precision
         for parameter in model.parameters():
             self._note_precision(parameter)
         vector = add_scores(scores)

@@ -278,7 +278,7 @@ class PerExampleGradients:
             paths.setdefault(name, _Path())
         rest = [name for name in self.parameters if name not in paths]
         if rest:
-            module_paths, module_views = self._plan_modules(rest, scores)
+            module_paths, module_views = self._plan_modules(rest, scores, audit.precision)
             paths.update(module_paths)
             views = {**module_views, **views}
         self.single = audit.examples == 1
@@ -329,14 +329,15 @@ class PerExampleGradients:
         return units
 
     def _plan_modules(
-        self, names: list[str], scores: Scores
+        self, names: list[str], scores: Scores, precision: torch.dtype
     ) -> tuple[dict[str, _Path], dict[nn.Module, set[float]]]:
         """Return a path by module or network for each name, and the rows per example of modules."""
         chains = {name: _list_enclosing(self.model, self.owners[name]) for name in names}
         paths = {}
         enclosing = {module for chain in chains.values() for module in chain}
         with Capture((), enclosing, only_outputs=True) as capture:
-            audit = Audit(self.model, self.parameters, scores)
+            # what the layers with rules have shown: a module's own gradients may be wider
+            audit = Audit(self.model, self.parameters, scores, precision)
             views = capture.count_views(audit.examples)
             capture.backward(audit.total, _ignore, retain_graph=True)
             for name, chain in chains.items():
