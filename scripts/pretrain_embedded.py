@@ -2,7 +2,7 @@
 
     OMP_NUM_THREADS=1 python scripts/pretrain_embedded.py --out mcit/embedded/vilt
 
-A quarter of an hour on one core. The scenes come from seeds of their own, never those of the
+Half an hour on one core. The scenes come from seeds of their own, never those of the
 benchmark, and the captions state where the tasks ask, compare or infer. A third of the images come
 with three captions in a row, about half of whose telling words are hidden. The others come with one
 caption: either one word of it is hidden, to be read off at its place and, by a head that is
@@ -173,7 +173,7 @@ def pretrain(
     torch.manual_seed(options.seed)
     model = Pretraining(make_config(options, len(vocabulary)))
     optimizer = torch.optim.AdamW(
-        model.parameters(), lr=options.lr, betas=(0.9, 0.98), weight_decay=0.01
+        model.parameters(), lr=options.lr, betas=(0.9, 0.98), weight_decay=0.01, fused=True
     )
     rate = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min((step + 1) / 200, max(0.01, 1 - step / options.steps))
@@ -183,7 +183,8 @@ def pretrain(
     rng = Random(f"captions {options.seed}")
     start = time.perf_counter()
     for step in range(options.steps):
-        loss = take_loss(model, rng, step, options, vocabulary)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=options.precision == "bf16"):
+            loss = take_loss(model, rng, step, options, vocabulary)
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -250,13 +251,16 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, required=True, help="folder of the model")
-    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--steps", type=int, default=8000)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--inner", type=int, default=512, help="width of the feed-forward layers")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--precision", choices=("bf16", "no"), default="bf16", help="of the forward pass"
+    )
     parser.add_argument(
         "--held-out", type=int, default=2048, help="captions that are scored, not trained on"
     )
