@@ -333,7 +333,8 @@ def _read(
     # None: in a terminal only
     hidden = None if progress else True
     for part in tqdm(parts, "importance", total, unit="batch", leave=False, disable=hidden):
-        yield dataclasses.replace(part, batch=send_to_device(part.batch, device))
+        batch = send_to_device(part.batch, device, non_blocking=device.type == "cuda")
+        yield dataclasses.replace(part, batch=batch)
 
 
 def _count(batches: Any) -> int | None:

@@ -18,12 +18,13 @@ from safetensors.torch import load_file, save_file
 from tiny_vilt import PATCH, SIZES, VOCABULARY, make_batch, make_model, write_folder
 from torch.testing import assert_close
 from transformers import ViltForMaskedLM, ViltModel
+from transformers.models.vilt.image_processing_pil_vilt import ViltImageProcessorPil
 
 from mcit.config.schema import LoraConfig, ModelConfig
 from mcit.errors import ConfigError, DataError
 from mcit.models.pretrained import read_config
 from mcit.models.vilt import ViltEncoder, load_vilt
-from mcit.models.vilt_inputs import ViltInputs
+from mcit.models.vilt_inputs import ViltInputs, unpack_images
 
 
 @pytest.fixture(scope="module")
@@ -40,12 +41,11 @@ def test_a_folder_in_hub_format_loads_and_gives_what_transformers_gives(folder):
     images = [
         Image.new("RGB", size, colour) for size, colour in (((64, 40), "red"), ((30, 61), "blue"))
     ]
-    batch = {
-        **inputs.read_texts(["what colour", "is there a big red circle"]),
-        **inputs.read_images(images),
-    }
+    texts = ["what colour", "is there a big red circle"]
+    batch = {**inputs.read_texts(texts), **inputs.read_images(images)}
+    processed = {**inputs.read_texts(texts), **inputs.images(images, return_tensors="pt")}
     with torch.no_grad():
-        expected = ViltModel.from_pretrained(folder).eval()(**batch).pooler_output
+        expected = ViltModel.from_pretrained(folder).eval()(**processed).pooler_output
         assert_close(encoder.eval()(batch)[:, 0], expected, atol=1e-5, rtol=0)
 
 
@@ -261,32 +261,78 @@ def test_it_is_the_question_that_gets_truncated(inputs):
     ]
 
 
-def test_pictures_are_read_as_the_processor_reads_them(inputs):
+def draw_pictures() -> list[Image.Image]:
     generator = np.random.default_rng(0)
     shapes = [(40, 64), (64, 40), (32, 32), (33, 47), (20, 90), (7, 9)]
-    images = [
+    return [
         Image.fromarray(generator.integers(0, 256, (*shape, 3), dtype=np.uint8)) for shape in shapes
     ]
-    assert_close(
-        inputs.read_images(images),
-        dict(inputs.images(images, return_tensors="pt")),
-        atol=1e-6,
-        rtol=0,
-    )
+
+
+def test_pictures_are_read_as_the_processor_reads_them(inputs):
+    """Values up to 1 within one unit in the last place of 1, and the very same mask."""
+    read = unpack_images(inputs.read_images(draw_pictures()))
+    expected = inputs.images(draw_pictures(), return_tensors="pt")
+    unit = torch.finfo(torch.float32).eps
+    assert_close(read["pixel_values"], expected["pixel_values"], atol=unit, rtol=0)
+    assert torch.equal(read["pixel_mask"], expected["pixel_mask"].bool())
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"do_normalize": False},
+        {"do_rescale": False},
+        {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]},
+    ],
+)
+def test_bytes_become_the_numbers_of_one_product_and_one_sum(inputs, settings):
+    """Picture by picture, in single precision, to the last bit: recorded scores depend on it."""
+    images = ViltImageProcessorPil(size={"shortest_edge": 32}, size_divisor=PATCH, **settings)
+    processor = ViltInputs(inputs.tokenizer, images, inputs.limit)
+    packed = processor.read_images(draw_pictures())
+    values = unpack_images(packed)["pixel_values"]
+    factor = images.rescale_factor if images.do_rescale else 1.0
+    mean = np.array(images.image_mean) if images.do_normalize else np.zeros(3)
+    std = np.array(images.image_std) if images.do_normalize else np.ones(3)
+    scale = (factor / std).astype(np.float32)
+    shift = (-mean / std).astype(np.float32)
+    for number, picture in enumerate(draw_pictures()):
+        pixels = processor.resizing.read(picture)
+        height, width, _ = pixels.shape
+        expected = np.zeros(values.shape[1:], dtype=np.float32)
+        scaled = pixels.astype(np.float32) * scale + shift
+        expected[:, :height, :width] = scaled.transpose(2, 0, 1)
+        assert values[number].numpy().tobytes() == expected.tobytes()
+
+
+def test_images_leave_a_worker_as_bytes(inputs):
+    packed = inputs.read_images(draw_pictures())
+    pixels = packed.pop("pixels")
+    assert pixels.dtype == torch.uint8
+    assert packed["pixel_sizes"][0].tolist() == [32, 48]
+    # of every image: two sizes, three factors, three summands
+    assert sum(tensor.nbytes for tensor in packed.values()) == 6 * (2 * 8 + 6 * 4)
+    # four bytes of each value and one of the mask would have left
+    assert unpack_images({"pixels": pixels, **packed})["pixel_values"].nbytes == 4 * pixels.nbytes
+
+
+def test_input_that_transformers_made_is_taken_as_it_is(inputs):
+    made = dict(inputs.images(draw_pictures(), return_tensors="pt"))
+    assert unpack_images(made) is made
 
 
 def test_grey_and_palette_pictures_become_colour(inputs):
     picture = Image.effect_noise((40, 40), 60)
-    read = inputs.read_images([picture, picture.convert("RGB"), picture.convert("RGBA")])[
-        "pixel_values"
-    ]
+    read = inputs.read_images([picture, picture.convert("RGB"), picture.convert("RGBA")])["pixels"]
     assert torch.equal(read[0], read[1])
     assert torch.equal(read[0], read[2])
 
 
 def test_a_very_long_picture_keeps_one_row_of_patches(inputs):
     read = inputs.read_images([Image.new("RGB", (2000, 10), "red")])
-    assert read["pixel_values"].shape[2] == PATCH
+    assert read["pixels"].shape[1] == PATCH
     features = ViltEncoder(make_model()).eval()({**inputs.read_texts(["red"]), **read})
     assert torch.isfinite(features).all()
 

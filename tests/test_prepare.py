@@ -251,7 +251,7 @@ def test_changed_boxes_are_drawn_again(root, capsys):
     assert "has changed" in capsys.readouterr().err
     shutil.rmtree(root / ".mcit")
     assert_same(batch_of("vcr", root), after)
-    assert not torch.equal(before["pixel_values"], after["pixel_values"])
+    assert not torch.equal(before["pixels"], after["pixels"])
 
 
 def test_a_flipped_byte_is_found_said_and_fixed(root, capsys):

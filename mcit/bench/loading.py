@@ -150,7 +150,7 @@ def _read(task: Any, processor: ViltInputs, rounds: int) -> tuple[float, list[to
     best, pixels = float("inf"), []
     for _ in range(rounds):
         start = time.perf_counter()
-        pixels = [batch["pixel_values"] for batch in loader]
+        pixels = [batch["pixels"] for batch in loader]
         best = min(best, time.perf_counter() - start)
     return best, pixels
 

@@ -21,7 +21,7 @@ from mcit.config.schema import ModelConfig
 from mcit.errors import DataError
 from mcit.models.backbone import Backbone, Layer
 from mcit.models.pretrained import FILES, load_weights, read_config
-from mcit.models.vilt_inputs import OR_EMBEDDED, ViltInputs
+from mcit.models.vilt_inputs import OR_EMBEDDED, ViltInputs, unpack_images
 from mcit.task import Batch
 
 if TYPE_CHECKING:
@@ -128,12 +128,14 @@ class ViltEncoder(Backbone):
 
     def forward(self, batch: Batch) -> Tensor:
         """Return pooled features [batch, views, width]."""
+        batch = unpack_images(batch)
         pooled = self.vilt.get_submodule("pooler")(self.encode(batch))  # [rows, width]
         examples = min(len(batch["input_ids"]), len(batch["pixel_values"]))
         return pooled.view(examples, -1, self.width)
 
     def encode(self, batch: Batch) -> Tensor:
         """Return final states [rows, length, width]: words, the image's [CLS], its patches."""
+        batch = unpack_images(batch)
         words = len(batch["input_ids"])
         images = len(batch["pixel_values"])
         texts = self.embed_texts(batch["input_ids"])

@@ -1,4 +1,7 @@
-"""Texts and images as ViLT's tensors, made in loader workers by a checkpoint's settings."""
+"""Texts and images as ViLT's tensors, made in loader workers by a checkpoint's settings.
+
+Images travel as bytes and become numbers on the device, see `unpack_images`.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,7 @@ from mcit.data.image_cache import PreparedPicture
 from mcit.data.resizing import Resizing
 from mcit.errors import DataError
 from mcit.models.pretrained import FILES, first_line, is_local
+from mcit.task import Batch
 
 OR_EMBEDDED = "or take the small ViLT that ships with mcit: --set model.name=embedded"
 # ids of a vocabulary that may stand for nothing: some models round its size up for speed
@@ -87,25 +91,26 @@ class ViltInputs:
         return resizing_of(self.images)
 
     def read_images(self, images: Sequence[Image.Image | PreparedPicture]) -> dict[str, Tensor]:
-        """Return `pixel_values` [images, 3, height, width] and `pixel_mask` [images, height,
-        width].
+        """Return images as bytes, with what `unpack_images` needs to make the network's input.
 
-        They are what ViltImageProcessorPil makes, straight from Pillow into the batch, without its
-        chain of copies.
+        Bytes are a quarter of the numbers that the network takes, and the sizes stand for the mask:
+        this is what leaves a loader's worker and goes to the device.
         """
         resizing = self.resizing
         arrays = [_read_pixels(image, resizing) for image in images]
-        height = max(array.shape[0] for array in arrays)
-        width = max(array.shape[1] for array in arrays)
-        pixel_values = torch.zeros(len(arrays), 3, height, width)
-        pixel_mask = torch.zeros(len(arrays), height, width, dtype=torch.long)
-        scale, shift = self._scale_and_shift()
-        for index, array in enumerate(arrays):
+        sizes = torch.tensor([array.shape[:2] for array in arrays])
+        height, width = sizes.amax(dim=0).tolist()
+        pixels = torch.zeros(len(arrays), height, width, 3, dtype=torch.uint8)
+        for canvas, array in zip(pixels.numpy(), arrays, strict=True):
             rows, columns = array.shape[:2]
-            part = pixel_values[index, :, :rows, :columns]
-            part.copy_(torch.from_numpy(array).permute(2, 0, 1)).mul_(scale).add_(shift)
-            pixel_mask[index, :rows, :columns] = 1
-        return {"pixel_values": pixel_values, "pixel_mask": pixel_mask}
+            canvas[:rows, :columns] = array
+        scale, shift = self._scale_and_shift()
+        return {
+            "pixels": pixels,
+            "pixel_sizes": sizes,
+            "pixel_scale": scale.repeat(len(arrays), 1),
+            "pixel_shift": shift.repeat(len(arrays), 1),
+        }
 
     def _tokenize(self, texts: Sequence[str]) -> list[list[int]]:
         encoded = self.tokenizer(
@@ -131,17 +136,39 @@ class ViltInputs:
         return self._add_ends([*beginning, self.tokenizer.sep_token_id, *last])
 
     def _scale_and_shift(self) -> tuple[Tensor, Tensor]:
-        """Return rescaling and normalization as one factor and one summand, [3, 1, 1] each."""
-        scale = torch.ones(3, 1, 1, dtype=torch.float64)
-        shift = torch.zeros(3, 1, 1, dtype=torch.float64)
+        """Return rescaling and normalization as one factor and one summand, [3] each."""
+        scale = torch.ones(3, dtype=torch.float64)
+        shift = torch.zeros(3, dtype=torch.float64)
         if self.images.do_rescale:
             scale = scale * self.images.rescale_factor
         if self.images.do_normalize:
             mean = torch.tensor(self.images.image_mean, dtype=torch.float64).expand(3)
             std = torch.tensor(self.images.image_std, dtype=torch.float64).expand(3)
-            scale = scale / std.view(3, 1, 1)
-            shift = (-mean / std).view(3, 1, 1)
+            scale = scale / std
+            shift = -mean / std
         return scale.float(), shift.float()
+
+
+def unpack_images(batch: Batch) -> Batch:
+    """Return a batch of `ViltInputs` with the network's input, made on the device that it is on.
+
+    That is `pixel_values` [images, 3, height, width] and `pixel_mask` [images, height, width], as
+    ViltImageProcessorPil makes them. A batch that has them already stays as it is.
+    """
+    if "pixel_values" in batch:
+        return batch
+    # [images, height, width, 3], uint8
+    pixels = batch["pixels"]
+    height, width = pixels.shape[1:3]
+    rows, columns = batch["pixel_sizes"].unbind(dim=1)
+    in_rows = torch.arange(height, device=pixels.device) < rows[:, None]
+    in_columns = torch.arange(width, device=pixels.device) < columns[:, None]
+    mask = in_rows[:, :, None] & in_columns[:, None, :]
+    values = pixels.permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.contiguous_format)
+    values.mul_(batch["pixel_scale"][:, :, None, None])
+    values.add_(batch["pixel_shift"][:, :, None, None])
+    values.masked_fill_(~mask[:, None], 0)
+    return {**batch, "pixel_values": values, "pixel_mask": mask}
 
 
 def read_image_settings(name: str) -> ViltImageProcessorPil:

@@ -95,13 +95,15 @@ class SplitLoader:
     def __iter__(self) -> Iterator[BatchPart]:
         rank, world = process_rank()
         rows = [rows_of_process(len(batch), rank, world) for batch in self.batches]
+        # a GPU copies pinned memory while the program goes on
+        options = {"pin_memory": torch.cuda.is_available(), **self.options}
         loader = DataLoader(
             _RowsOfBatches(self.dataset, self.collate),
             batch_sampler=[[batch, part] for batch, part in zip(self.batches, rows, strict=True)],
             collate_fn=_identity,
             num_workers=self.workers,
             generator=self.generator,
-            **self.options,
+            **options,
         )
         first = 0
         for part, batch, indices in zip(rows, loader, self.batches, strict=True):
@@ -293,6 +295,7 @@ def _from_loader(
         loader.collate_fn,
         workers=loader.num_workers,
         generator=generator,
+        pin_memory=loader.pin_memory,
         worker_init_fn=loader.worker_init_fn,
         multiprocessing_context=loader.multiprocessing_context,
     )
