@@ -22,7 +22,7 @@ from typing import Any
 import _checkout  # noqa: F401 - finds mcit in this checkout
 
 from mcit.arguments import Parser
-from mcit.bench import consolidation, efcil, generative
+from mcit.bench import consolidation, efcil, generative, start
 from mcit.cli import COMMANDS
 from mcit.config.options import Kind, OptionInfo, list_options
 from mcit.config.schema import RunConfig
@@ -38,7 +38,7 @@ KINDS = {
     Kind.PLACE: "place",
 }
 # what is measured on how many threads
-BENCHES = {"consolidation": 1, "efcil": 2, "generative": 1, "loading": 1}
+BENCHES = {"consolidation": 1, "efcil": 2, "generative": 1, "loading": 1, "start": 1}
 # figures of one batch, with the audit
 FIRST_BATCH = (
     "importance_first_over_pass",
@@ -327,6 +327,7 @@ def write_benchmarks(results: dict[str, Any], machine: dict[str, Any]) -> str:
     ]
     if "generative" in results:
         lines += ["", *_show_generative(results["generative"])]
+    lines += ["", *_show_start(results["start"])]
     return _join(lines)
 
 
@@ -472,6 +473,28 @@ def _show_loading(result: dict[str, Any]) -> Iterator[str]:
             f"| {name} | {found['kilobytes']:.0f} | {found['write_ms']:.1f} | "
             f"{found['read_ms']:.1f} |"
         )
+
+
+def _show_start(result: dict[str, Any]) -> Iterator[str]:
+    yield "## Starting"
+    yield ""
+    yield (
+        f"`mcit bench start`, {_threads(result)}: seconds of the processor until a command has "
+        "answered, or until a run on the embedded benchmark, whose data are there, has taken its "
+        "first step; the best of "
+        f"{result['rounds']}."
+    )
+    yield ""
+    yield f"| until | / `{start.TORCH}` | seconds | goal in seconds | |"
+    yield "|---|--:|--:|---|---|"
+    for name, seconds in result["seconds"].items():
+        if name == start.TORCH:
+            yield f'| `python -c "{name}"` | | {seconds:.2f} | | |'
+            continue
+        ratio = result["over_import_torch"][name]
+        direction, limit = start.GOALS[name]
+        verdict = _met(start.is_met(seconds, start.GOALS[name]))
+        yield f"| {name} | {ratio:.2f} | {seconds:.2f} | {direction} {limit:g} | {verdict} |"
 
 
 def _threads(result: dict[str, Any]) -> str:

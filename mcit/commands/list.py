@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 from mcit.arguments import some_text
+from mcit.commands.run import import_metrics
 from mcit.config.files import list_recipes
 from mcit.config.options import OptionInfo, list_options
 from mcit.errors import ConfigError
@@ -57,6 +58,9 @@ def print_options(name: str) -> None:
         from mcit.spelling import suggest
 
         raise ConfigError([f"unknown name {name!r}{suggest(name, known)} (`mcit list` prints all)"])
+    if TASK in found:
+        # a task has a metric
+        import_metrics()
     for category in found:
         cls = find_class(category, name)
         print(f"{category.word} {name}\n")
