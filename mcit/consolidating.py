@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from mcit.config.options import option
-from mcit.consolidation import ConsolidationManager, ImportanceType, Merge
+from mcit.consolidation import AUTO, ConsolidationManager, ImportanceType, Merge
 from mcit.errors import ConfigError
 from mcit.estimator import Estimator, OneClassError
 from mcit.importance import Importance, measure_importance
@@ -37,7 +37,9 @@ class ConsolidatingMethod(Method):
     measures_importance = True
 
     # no default: no value suits two estimators or two recipes
-    strength: float = option(help="factor of the penalty; 0 is finetuning")
+    strength: float | Literal["auto"] = option(
+        help="factor of the penalty; 0 is finetuning; auto is the one that gives `stiffness`"
+    )
     estimator: Estimator = Estimator()
     merge: Merge = option("sum", help="how the importance of a task joins that of those before")
     decay: float = option(1.0, help="factor of the old importance, for merge `online`")
@@ -51,12 +53,16 @@ class ConsolidatingMethod(Method):
         help="the type that importance is kept in: bfloat16 takes half the memory and keeps three "
         "digits",
     )
+    stiffness: float | None = option(
+        None,
+        help="for strength auto: the mean of strength * importance over all held weights after the "
+        "first task; none: the configuration's `stiffness`",
+        newer=True,
+    )
     manager: ConsolidationManager | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        problems = []
-        if not (math.isfinite(self.strength) and self.strength >= 0):
-            problems.append(f"method.strength must be a number from 0, found {self.strength:g}")
+        problems = find_strength_problems(self.strength, self.stiffness)
         if not 0 <= self.decay <= 1:
             problems.append(f"method.decay must lie between 0 and 1, found {self.decay:g}")
         if self.merge != "online" and self.decay not in (1.0, type(self).decay):
@@ -153,7 +159,13 @@ class ConsolidatingMethod(Method):
     def describe(self) -> str:
         merge = self.describe_merge()
         measured = self.estimator.describe()
-        return f"{measured}; strength {self.strength:g}, {merge}, {self.penalty} penalty"
+        return f"{measured}; {self.describe_strength()}, {merge}, {self.penalty} penalty"
+
+    def describe_strength(self) -> str:
+        """Return the strength, or what decides it, in words."""
+        if self.strength == AUTO:
+            return f"strength auto (mean stiffness {self.stiffness:g})"
+        return f"strength {self.strength:g}"
 
     def describe_merge(self) -> str:
         """Return the merge rule in words."""
@@ -168,6 +180,7 @@ class ConsolidatingMethod(Method):
         return ConsolidationManager(
             stage.learner,
             self.strength,
+            stiffness=self.stiffness,
             merge=self.merge,
             decay=self.decay,
             importance_dtype=self.importance_dtype,
@@ -203,6 +216,28 @@ class TaskForward:
         # 16 bits cannot tell a confident answer from a certain one
         wide = torch.promote_types(logits.dtype, torch.float32)
         return logits.to(wide), self.task.target(batch)
+
+
+def find_strength_problems(strength: float | Literal["auto"], stiffness: float | None) -> list[str]:
+    """Return what is wrong with a strength, and with the stiffness that strength auto aims at."""
+    if strength == AUTO:
+        if stiffness is None:
+            return [
+                "method.strength is auto, which needs a mean stiffness to aim at, and the "
+                "configuration gives none: pass --set method.stiffness=..., such as 0.3"
+            ]
+        if not 0 < stiffness < math.inf:
+            return [f"method.stiffness must be a number above 0, found {stiffness:g}"]
+        return []
+    problems = []
+    if not (math.isfinite(strength) and strength >= 0):
+        problems.append(f"method.strength must be a number from 0, found {strength:g}")
+    if stiffness is not None:
+        problems.append(
+            f"method.stiffness is the aim of strength auto, found strength {strength:g}: leave one "
+            "of them out"
+        )
+    return problems
 
 
 def refuse_estimator(method: ConsolidatingMethod) -> None:

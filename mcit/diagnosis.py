@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mcit.errors import ConfigError
 from mcit.parallel.sharded import reduce_parts, to_local
 
 # a weight counts as free if its stiffness is below this fraction of the mean
@@ -138,17 +139,19 @@ def find_mean(importance: Mapping[str, Tensor]) -> float:
 def find_strength(importance: Mapping[str, Tensor], stiffness: float) -> float:
     """Return the strength that gives this importance a mean stiffness; 0 if all of it is 0.
 
-    Raise a ValueError if no strength does: the mean is negative, or too close to 0.
+    Raise a ConfigError if no strength does: the mean is negative, or too close to 0.
     """
     mean = find_mean(importance)
     if mean == 0:
         return 0.0
     strength = stiffness / mean
     if not 0 < strength <= LARGEST_STRENGTH:
-        raise ValueError(
-            f"no strength gives a mean stiffness of {stiffness:g}: the mean importance is "
-            f"{mean:.3g}, and it must be positive and not vanishing; give a strength instead of "
-            "'auto', or measure another importance. Nothing was changed"
+        raise ConfigError(
+            [
+                f"no strength gives a mean stiffness of {stiffness:g}: the mean importance is "
+                f"{mean:.3g}, and it must be positive and not vanishing; give a strength instead "
+                "of 'auto', or measure another importance. Nothing was changed"
+            ]
         )
     return strength
 

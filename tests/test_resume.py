@@ -112,6 +112,12 @@ def test_a_killed_run_ends_as_if_it_had_not_been_where_one_head_grows(clock, tmp
     assert check_kills(clock, config, tmp_path)
 
 
+def test_a_killed_run_with_strength_auto_ends_as_if_it_had_not_been(clock, tmp_path):
+    options = {"method__strength": "auto", "method__stiffness": 0.5, "tasks__shapes__classes": 6}
+    config = configure_method("shapes:3x2", "ewc", **options)
+    assert check_kills(clock, config, tmp_path)
+
+
 def test_a_killed_run_with_rotation_labels_ends_as_if_it_had_not_been(clock, tmp_path):
     options = {"recipe": "rotations", "tasks__shapes__classes": 4}
     config = configure_method("shapes:2x2", "finetune", **options)

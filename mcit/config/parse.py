@@ -224,7 +224,11 @@ class _Reader:
             converted = attempt.read(hint, value, where, default)
             if not attempt.problems:
                 return converted
-        listed = " or ".join(_TYPE_NAMES.get(hint, str(hint)) for hint in hints)
+            if hint is float and type(value) in (int, float):
+                # the value is a number, and what is wrong with it is not its type
+                self.problems += attempt.problems
+                return None
+        listed = " or ".join(_name_type(hint) for hint in hints)
         self._report(f"'{where}' must be {listed}, found {_show(value)}")
         return None
 
@@ -321,6 +325,13 @@ def _default_of(spec: dataclasses.Field) -> Any:
 
 def _is_required(spec: dataclasses.Field) -> bool:
     return spec.default is dataclasses.MISSING and spec.default_factory is dataclasses.MISSING
+
+
+def _name_type(hint: Any) -> str:
+    """Return a type of an alternative as an error names it, a choice by its words."""
+    if get_origin(hint) is Literal:
+        return " or ".join(repr(choice) for choice in get_args(hint))
+    return _TYPE_NAMES.get(hint, str(hint))
 
 
 def _show(value: Any) -> str:

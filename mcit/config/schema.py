@@ -206,6 +206,10 @@ class RunConfig:
     preset: Literal["release", "exact"] | None = option(
         None, help="a file in configs/presets/, merged under what is given here"
     )
+    stiffness: float | None = option(
+        None,
+        help="mean stiffness that strength auto gives to methods that name none of their own",
+    )
     recipe: str | None = option(
         None,
         help="how class-incremental tasks are learned, whatever the method: a name in "
@@ -230,6 +234,8 @@ class RunConfig:
     def __post_init__(self) -> None:
         _check_ranges(self, seed=(0, 2**32 - 1))
         problems = []
+        if self.stiffness is not None and not self.stiffness > 0:
+            problems.append(f"'stiffness' must be above 0, found {self.stiffness:g}")
         for name in ("output", "data_root", "single"):
             problems += find_path_problems(name, getattr(self, name))
         if problems:

@@ -33,5 +33,5 @@ class L2Anchor(ConsolidatingMethod):
         return 0
 
     def describe(self) -> str:
-        held = f"strength {self.strength:g}, {self.describe_merge()}, {self.penalty} penalty"
+        held = f"{self.describe_strength()}, {self.describe_merge()}, {self.penalty} penalty"
         return f"importance 1 for every weight (control); {held}"

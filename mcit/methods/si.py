@@ -87,7 +87,7 @@ class Si(ConsolidatingMethod):
                 value.copy_(saved[name])
 
     def describe(self) -> str:
-        held = f"strength {self.strength:g}, {self.describe_merge()}, {self.penalty} penalty"
+        held = f"{self.describe_strength()}, {self.describe_merge()}, {self.penalty} penalty"
         return (
             f"path integral of the task gradient (SI): damping {self.damping:g}; "
             f"negative parts clipped; {held}"

@@ -26,6 +26,9 @@ CONFIG = "config.yaml"
 PROVENANCE = "provenance.json"
 # endings of files of other toolkits
 EXTERNAL = (".csv", ".tsv", ".txt", ".json")
+# how the keys of strengths end, and what leaves the choice to the program
+STRENGTH = ".strength"
+AUTO = "auto"
 # the track of results that another toolkit made
 ELSEWHERE = "external"
 CHANGED = "was not written by `mcit run`, or was changed since; run it again"
@@ -193,6 +196,14 @@ class Run:
     def experiment(self) -> dict[str, Any]:
         """All that decided its results except for the seed; empty for external results."""
         return experiment_of(self.config, self.provenance)
+
+    @property
+    def chosen_strength(self) -> float | None:
+        """The strength that strength auto chose; None if it was given, or is not known."""
+        asked = [value for key, value in self.experiment.items() if key.endswith(STRENGTH)]
+        if AUTO not in asked or not self.scores.stiffness:
+            return None
+        return self.scores.stiffness[-1].get("strength")
 
     @cached_property
     def metrics(self) -> dict[str, Any]:

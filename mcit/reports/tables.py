@@ -79,6 +79,10 @@ STIFFNESS = Note(
     "of weights whose importance is at the cap then.",
     latex="Stiffness: mean of strength times importance.",
 )
+CHOSEN = Note(
+    "Strength is what strength auto chose after the first task, the mean over seeds.",
+    latex="Strength: chosen after the first task, mean over seeds.",
+)
 SPREAD = Note("± is the standard deviation over n seeds.", latex="$\\pm$: standard deviation.")
 BEST = Note(
     "Bold is the highest mean of a column, which is not a test; upper bounds (joint, single) and "
@@ -194,6 +198,9 @@ def compare_groups(groups: Groups, name: str) -> Table:
         notes.append(STIFFNESS)
         for head, form, place, key in STIFFNESS_COLUMNS:
             measures.append(Measure(Column(head, form), partial(_read_stiffness, place, key)))
+    if any(group.runs[0].chosen_strength is not None for group in groups):
+        notes.append(CHOSEN)
+        measures.append(Measure(Column("strength", SIGNIFICANT), _read_strength))
     title = f"Methods on {setting.name}"
     if setting.embedded:
         title += ", the embedded benchmark"
@@ -388,6 +395,8 @@ def describe_run(run: Run) -> list[Note]:
     lines.append(f"{run.method}: {run.scores.estimator}")
     if run.recipe is not None:
         lines.append(f"recipe: {run.recipe}")
+    if run.chosen_strength is not None:
+        lines.append(f"strength auto chose {run.chosen_strength:.4g}")
     lines += run.scores.diagnoses[-1:]
     if run.cost.keys() >= COSTS.keys():
         fit, importance, scoring, kept = (run.cost[key] / unit for key, unit in COSTS.items())
@@ -602,6 +611,10 @@ def _average_untouched(name: str, run: Run) -> float | None:
 
 def _read_stiffness(place: int, key: str, run: Run) -> float | None:
     return run.scores.stiffness[place].get(key) if run.scores.stiffness else None
+
+
+def _read_strength(run: Run) -> float | None:
+    return run.chosen_strength
 
 
 def _reference_row(levels: Sequence[float | None], width: int, label: str = "chance") -> Row:

@@ -18,6 +18,7 @@ from mcit.config.identity import keep_kinds
 from mcit.config.options import Kind
 from mcit.config.parse import Selection, layer, parse, to_dict
 from mcit.config.schema import RECIPE, RunConfig
+from mcit.consolidation import AUTO
 from mcit.embedded.benchmark import read_settings
 from mcit.errors import ConfigError, DataError
 from mcit.method import Method
@@ -80,6 +81,7 @@ class Plan:
             "method",
             "preset",
             "recipe",
+            "stiffness",
             "classifier",
             "classifiers",
             "transport",
@@ -242,6 +244,7 @@ def _make_method(config: RunConfig, problems: list[str]) -> tuple[Method | None,
                 missing.append(_explain_missing_strength(config, chosen, options_of, key))
                 # nothing is made of it: what else is wrong with the options is found too
                 options["strength"] = 0.0
+            _aim(chosen, options, config.stiffness)
         return parse(chosen, options, where="method"), missing
     except UnknownName as error:
         problems.append(str(error))
@@ -265,6 +268,7 @@ def _join_options(
             key = f"methods.{name}.strength"
             missing.append(_explain_missing_strength(config, part, options_of, key))
             options["strength"] = 0.0
+        _aim(part, options, config.stiffness)
         joined[name] = options
     # what is left belongs to no part, and is refused with the rest
     return {**joined, **given}
@@ -347,6 +351,21 @@ def _lacks_strength(method: type[Method], options: Mapping[str, Any]) -> bool:
     """Whether the method has a strength, without a default, and the options give none."""
     required = {f.name for f in fields(method) if f.init and f.default is MISSING}
     return "strength" in required and "strength" not in options
+
+
+def _aim(method: type[Method], options: dict[str, Any], stiffness: float | None) -> None:
+    """Give strength auto the configuration's stiffness; raise if the method cannot have it."""
+    names = {f.name for f in fields(method) if f.init}
+    if options.get("strength") != AUTO or "strength" not in names:
+        return
+    if "stiffness" not in names:
+        raise ConfigError(
+            [
+                f"method {method.name!r} has no strength auto, which is for methods that hold "
+                "weights by their importance: give it a number"
+            ]
+        )
+    options.setdefault("stiffness", stiffness)
 
 
 def _explain_missing_strength(
