@@ -1,16 +1,12 @@
 r"""Pretrain the small LLaVA of the embedded benchmark: captions told, completed and matched.
 
-    export OMP_NUM_THREADS=1
-    torchrun --nproc-per-node 2 scripts/pretrain_embedded_llava.py --out FOLDER --stop 1000
-    torchrun --nproc-per-node 2 scripts/pretrain_embedded_llava.py --out mcit/embedded/llava \
-        --base FOLDER --steps 1200 --stop 500 --batch 48 --length 48 --lr 0.0015
+    OMP_NUM_THREADS=1 torchrun --nproc-per-node 2 scripts/pretrain_embedded_llava.py --out FOLDER
 
 The scenes come from seeds of their own, never those of the benchmark, and the conversations about
 them (mcit/embedded/conversations.py) are about captions: none of the tasks' questions and
 instructions is shown. First the vision tower and the projector learn to name what is in the cells
-of the grid. Then every weight is trained, by the next word of the answers only. The first scenes
-have few objects, the later ones more; so have those of the second command, which is mostly about
-comparing.
+of the grid. Then every weight is trained, by the next word of the answers only: on descriptions of
+scenes first, then mostly on comparing. Comparing begins with scenes of one or two objects.
 """
 
 from __future__ import annotations
@@ -97,14 +93,15 @@ benchmark and nothing else.
 
 ## How it was made
 
-{commands}
+    {command}
 
-On two cores, which other programs shared. First, vision tower and projector
+{minutes} minutes on two cores, which other programs shared. First, vision tower and projector
 learned to name what is in each cell of the grid by the embeddings of its words. Then the whole
 model was shown captions of generated scenes (colored shapes, their sizes, places, numbers and
 relations, and tags with boxes as VCR's reader draws them) in short conversations: tell some
-(`tell`), fill a gap (`fill`), does it match (`match`), pick the letter of what fits (`pick`),
-which of two images does it fit (`which`); learned by the next word of the answers. The seeds of
+(`tell`), fill a gap (`fill`), does it match (`match`), the same in words that the prompt names
+(`say`), pick the letter of what fits (`pick`), which of two images does it fit (`which`); learned
+by the next word of the answers. The seeds of
 these scenes are not those of the benchmark, and none of its tasks' questions and instructions was
 shown.
 
@@ -113,7 +110,7 @@ shown.
 Percent of the answers of {held_out:,} held-out conversations of one turn that are right to the
 last word, by the likeliest word at each place; of a caption that is told, the last word after the
 others. A gap or a caption often has several right words, so that 100 is out of reach there.
-Guessing scores 50 in `match`, 25 or more in `pick` and 25 in `which`.
+Guessing scores 50 in `match` and `say`, 25 or more in `pick` and 25 in `which`.
 
 | held-out answers | right |
 |---|---|
@@ -197,8 +194,7 @@ class Batches(Dataset):
 
     def __getitem__(self, step: int) -> tuple[dict[str, Tensor], Tensor]:
         options = self.options
-        part = "conversations" if options.base is None else "comparing"
-        rng = Random(f"{part} {options.seed} {step} {self.rank}")
+        rng = Random(f"conversations {options.seed} {step} {self.rank}")
         objects, share = plan(step, options)
         conversations = []
         for _ in range(options.batch // processes()):
@@ -210,17 +206,15 @@ class Batches(Dataset):
 def plan(step: int, options: argparse.Namespace) -> tuple[tuple[int, int], float]:
     """Return how many objects the scenes of a step have, and the share of descriptions."""
     progress = step / options.steps
-    if options.base is None:
-        if progress < 0.1:
-            return (1, 3), 0.8
-        if progress < 0.35:
-            return (2, 4), 0.6
-        return (2, 6), 0.25
+    if progress < 0.04:
+        return (1, 3), 0.8
+    if progress < 0.1:
+        return (2, 4), 0.6
     # comparing is learned on few objects
     if progress < 0.2:
-        return (1, 1), 0.0
+        return (1, 2), 0.1
     if progress < 0.4:
-        return (1, 3), 0.1
+        return (1, 4), 0.1
     return (2, 6), 0.1
 
 
@@ -321,19 +315,16 @@ def pretrain(
 ) -> tuple[LlavaForConditionalGeneration, dict[str, float], float]:
     """Return the trained model, its scores on held-out captions, and the seconds it took."""
     torch.manual_seed(options.seed)
-    if options.base is None:
-        model = LlavaForConditionalGeneration(make_config(options, vocabulary))
-        start_vision(model.model.vision_tower.embeddings)
-        start_language(model)
-        warm_up(model, vocabulary, options)
-    else:
-        model = LlavaForConditionalGeneration.from_pretrained(options.base)
+    model = LlavaForConditionalGeneration(make_config(options, vocabulary))
+    start_vision(model.model.vision_tower.embeddings)
+    start_language(model)
+    warm_up(model, vocabulary, options)
     model.train()
     if processes() > 1:
         for parameter in model.parameters():
             dist.broadcast(parameter.data, 0)
     optimizer = torch.optim.AdamW(
-        model.parameters(), lr=options.lr, betas=(0.9, 0.98), weight_decay=0.01
+        model.parameters(), lr=options.lr, betas=(0.9, 0.98), weight_decay=0.01, fused=True
     )
     rate = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min((step + 1) / 100, max(0.01, 1 - step / options.steps))
@@ -346,8 +337,9 @@ def pretrain(
     scores: dict[str, float] = {}
     loader = DataLoader(Batches(options, vocabulary, rank), batch_size=None)
     for step, (batch, labels) in enumerate(loader):
-        logits, words = predict(model, batch, labels)
-        loss = F.cross_entropy(logits, words)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=options.precision == "bf16"):
+            logits, words = predict(model, batch, labels)
+            loss = F.cross_entropy(logits, words)
         optimizer.zero_grad()
         loss.backward()
         if processes() > 1:
@@ -355,15 +347,13 @@ def pretrain(
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         rate.step()
-        last = step + 1 == (options.stop or options.steps)
+        last = step + 1 == options.steps
         if rank == 0 and ((step + 1) % options.every == 0 or last):
             scores = score(model, check, vocabulary)
             save(model, vocabulary, options.out)
             seconds = time.perf_counter() - start
             place = f"step {step + 1}/{options.steps}  {seconds:.0f} s"
             print(f"{place}  loss {loss:.3f}  {scores}", flush=True)
-        if last:
-            break
     return model, scores, time.perf_counter() - start
 
 
@@ -425,19 +415,14 @@ def write_card(
     seconds: float,
 ) -> None:
     """Write README.md: what the model is, the commands that made it, what it scored."""
-    commands = []
-    if options.base is not None:
-        commands = read_commands((options.base / "README.md").read_text(encoding="utf-8"))
     command = f"OMP_NUM_THREADS=1 torchrun --nproc-per-node {processes()} {SCRIPT} --out {FOLDER}"
     for name, value in vars(options).items():
-        if name == "base" and value is not None:
-            command += f" --base {FOLDER}"
-        elif name not in ("base", "out", "every") and value is not None:
+        if name not in ("out", "every"):
             command += f" --{name.replace('_', '-')} {value}"
-    commands.append(f"{command}  # {seconds / 60:.0f} minutes")
     card = CARD.format(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
-        commands="\n".join(f"    {line}" for line in commands),
+        command=command,
+        minutes=round(seconds / 60),
         table="\n".join(f"| {name} | {value:.1f} |" for name, value in scores.items()),
         words=words,
         text=model.config.text_config,
@@ -447,34 +432,30 @@ def write_card(
     (options.out / "README.md").write_text(card, encoding="utf-8")
 
 
-def read_commands(card: str) -> list[str]:
-    """Return the commands that a card says its model was made by."""
-    return [line.strip() for line in card.splitlines() if line.startswith("    OMP_NUM_THREADS")]
-
-
 def main() -> None:
     """Pretrain, save and describe the model."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, required=True, help="folder of the model")
-    parser.add_argument("--base", type=Path, help="folder of a model to go on with")
-    parser.add_argument("--stop", type=int, help="end after so many of the steps")
-    parser.add_argument("--steps", type=int, default=1800)
-    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--steps", type=int, default=14000)
+    parser.add_argument("--batch", type=int, default=48)
     parser.add_argument("--warm-up", type=int, default=300, help="steps of the vision tower alone")
-    parser.add_argument("--length", type=int, default=64, help="tokens of a conversation")
+    parser.add_argument("--length", type=int, default=72, help="tokens of a conversation")
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--width", type=int, default=128)
-    parser.add_argument("--layers", type=int, default=3)
+    parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--inner", type=int, default=256, help="width of the feed-forward layers")
     parser.add_argument("--vision-width", type=int, default=96)
     parser.add_argument("--vision-layers", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
+        "--precision", choices=("bf16", "no"), default="bf16", help="of the forward pass"
+    )
+    parser.add_argument(
         "--held-out", type=int, default=1024, help="conversations that are scored, not trained on"
     )
-    parser.add_argument("--every", type=int, default=200, help="steps between two scores")
+    parser.add_argument("--every", type=int, default=500, help="steps between two scores")
     options = parser.parse_args()
     if processes() > 1:
         dist.init_process_group("gloo")

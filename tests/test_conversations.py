@@ -14,9 +14,13 @@ from mcit.embedded.conversations import (
     ASSISTANT,
     IMAGE,
     INSTRUCTIONS,
+    PLACES_OF_TWO,
     TOKENS,
     USER,
+    VERDICTS,
     caption_scene,
+    judge,
+    judge_both,
     make_batch,
     make_cells,
     make_conversation,
@@ -43,8 +47,51 @@ def test_conversations_state_and_never_ask_what_the_tasks_ask():
     said = [turn for conversation in make_some(500) for turn in conversation.turns]
     asked = {word for turn in said for word in split_words(turn.prompt)}
     answered = {turn.answer for turn in said}
-    assert not asked & {"?", "What", "How", "Where", "Who", "Both", "Only", "true"}
+    assert not asked & {"What", "How", "Where", "Who", "Both", "Only", "true", "Answer"}
     assert not answered & {"true", "false", "True", "False", "entailment", "neutral"}
+    questions = {turn.prompt.rpartition(". ")[2] for turn in said if turn.prompt.endswith("?")}
+    assert questions == {"Does it match?", "Which image fits?"}
+
+
+def test_a_statement_is_judged_by_the_words_that_its_prompt_names():
+    rng = Random(4)
+    forms = set()
+    for truth in (True, False) * 50:
+        turn = judge(rng, "the circle is red", truth, "attribute")
+        if turn.kind == "match: attribute":
+            assert turn.answer == ("yes" if truth else "no")
+        else:
+            good, bad = re.search(r"Say (\w+) if it fits, else (\w+)", turn.prompt).groups()
+            assert turn.answer == (good if truth else bad)
+            assert {good, bad} < set(VERDICTS)
+        assert "the circle is red" in turn.prompt.lower()
+        forms.add((turn.kind, turn.prompt.lower().startswith("the circle")))
+    assert len(forms) == 4
+
+
+def test_what_is_said_of_two_images_holds_as_often_as_not():
+    rng = Random(7)
+    places = set()
+    truths = []
+    for _ in range(300):
+        scenes = [fill_scene(rng), fill_scene(rng)]
+        turn = judge_both(rng, scenes)
+        found = re.search(r"an? (\w+) (\w+) is in ([a-z ]+ image)", turn.prompt, re.IGNORECASE)
+        color, shape, place = found.groups()
+        left, right = (scene.count(color=color, shape=shape) > 0 for scene in scenes)
+        holds = {
+            "the left image": left,
+            "the right image": right,
+            "each image": left and right,
+            "a single image": left != right,
+            "no image": not (left or right),
+        }
+        words = re.search(r"Say (\w+)", turn.prompt)
+        assert (turn.answer == (words[1] if words else "yes")) == holds[place]
+        places.add(place)
+        truths.append(holds[place])
+    assert places == set(PLACES_OF_TWO)
+    assert 100 < sum(truths) < 200
 
 
 def test_which_of_two_images_is_answered_by_what_they_show():
@@ -53,8 +100,8 @@ def test_which_of_two_images_is_answered_by_what_they_show():
     for _ in range(200):
         scenes = [fill_scene(rng), fill_scene(rng)]
         turn = which(rng, scenes)
-        words = [word.strip(".") for word in turn.prompt.split()]
-        shown = [scene.count(color=words[-2], shape=words[-1]) > 0 for scene in scenes]
+        color, shape = re.search(r"\ban? (\w+) (\w+)", turn.prompt, re.IGNORECASE).groups()
+        shown = [scene.count(color=color, shape=shape) > 0 for scene in scenes]
         expected = {(True, True): "both", (True, False): "left", (False, True): "right"}
         assert turn.answer == expected.get(tuple(shown), "neither")
         answers.add(turn.answer)

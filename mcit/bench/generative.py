@@ -66,8 +66,8 @@ class Size:
     answer: int
 
 
-# about a million weights
-FULL = Size(words=256, width=128, layers=4, batch=16, prompt=16, answer=8)
+# about a million weights; a batch as large as usual where whole rows are short
+FULL = Size(words=256, width=128, layers=4, batch=32, prompt=16, answer=8)
 QUICK = Size(words=40, width=16, layers=1, batch=3, prompt=3, answer=2)
 IMAGE_SIDE = 48
 PATCH_SIDE = 12

@@ -1,9 +1,11 @@
 """Conversations that the small LLaVA is pretrained on: captions, told, completed and matched.
 
 A conversation is about one scene, or two, and has a few turns. A turn gives a caption (`tell`),
-fills a gap in one (`fill`), says whether one matches (`match`), picks the letter of what fits
-(`pick`) or, with two scenes, says which of them a caption fits (`which`). The captions are those of
-the small ViLT; the tasks' own questions and instructions are not in here.
+fills a gap in one (`fill`), says whether one matches by yes or no (`match`) or by whatever words
+it is told to use (`say`), picks the letter of what fits (`pick`) or, with two scenes, says which of
+them a caption fits (`which`). What is to be done is said before a caption or after it: a model
+that reads from left to right must be ready to compare before it knows that it is asked to. The
+captions are those of the small ViLT; the tasks' own questions and instructions are not in here.
 """
 
 from __future__ import annotations
@@ -79,8 +81,26 @@ INSTRUCTIONS = (
 )
 
 
+# words for what fits and what does not, of which a prompt names two; none is an answer of a task
+VERDICTS = ("good", "bad", "fine", "odd", "up", "down", "high", "low", "hot", "cold")
 # of captions without boxes, with their weights
 KINDS = {"existence": 3, "attribute": 5, "place": 4, "number": 2, "more": 0.5, "relation": 1.5}
+
+# whether the left and the right one of two scenes have an object -> in words
+WHICH = {
+    (True, True): "both",
+    (True, False): "left",
+    (False, True): "right",
+    (False, False): "neither",
+}
+# a place, and in which scenes an object is of which that is true
+PLACES_OF_TWO = {
+    "the left image": ((True, True), (True, False)),
+    "the right image": ((True, True), (False, True)),
+    "each image": ((True, True),),
+    "a single image": ((True, False), (False, True)),
+    "no image": ((False, False),),
+}
 
 Pictures = tuple[np.ndarray, ...]
 
@@ -138,8 +158,23 @@ def match(rng: Random, caption: Caption, tags: dict[str, str]) -> Turn:
     """Ask whether a caption matches."""
     truth = rng.random() < 0.5
     words = caption.words if truth else caption.wrong
-    text = say(rng, caption.template.format(**words, **tags))
-    return Turn(f"Does it match: {text}", "yes" if truth else "no", f"match: {caption.kind}")
+    return judge(rng, caption.template.format(**words, **tags), truth, caption.kind)
+
+
+def judge(rng: Random, text: str, truth: bool, kind: str) -> Turn:
+    """Ask whether a text is true, in one of four forms."""
+    before = rng.random() < 0.5
+    if rng.random() < 0.4:
+        answer = "yes" if truth else "no"
+        if before:
+            return Turn(f"Does it match: {say(rng, text)}", answer, f"match: {kind}")
+        return Turn(f"{write_sentence(text)} Does it match?", answer, f"match: {kind}")
+    good, bad = rng.sample(VERDICTS, 2)
+    answer = good if truth else bad
+    wanted = f"Say {good} if it fits, else {bad}"
+    if before:
+        return Turn(f"{wanted}: {say(rng, text)}", answer, f"say: {kind}")
+    return Turn(f"{write_sentence(text)} {wanted}.", answer, f"say: {kind}")
 
 
 def list_rivals(slot: str, word: str) -> list[str]:
@@ -296,8 +331,12 @@ def talk_of_two(rng: Random, objects: tuple[int, int]) -> Iterator[tuple[Picture
     rng.shuffle(scenes)
     pictures = (draw(scenes[0]), draw(scenes[1]))
     while True:
-        if rng.random() < 0.55:
+        drawn = rng.random()
+        if drawn < 0.3:
             yield pictures, which(rng, scenes)
+            continue
+        if drawn < 0.65:
+            yield pictures, judge_both(rng, scenes)
             continue
         side = rng.randrange(2)
         caption = caption_scene(rng, scenes[side])
@@ -307,19 +346,35 @@ def talk_of_two(rng: Random, objects: tuple[int, int]) -> Iterator[tuple[Picture
         yield pictures, make(rng, placed, {})
 
 
-def which(rng: Random, scenes: Sequence[Scene]) -> Turn:
-    """Ask which of two scenes a caption fits: left, right, both or neither."""
+def find_fitting(rng: Random, scenes: Sequence[Scene]) -> tuple[str, tuple[bool, bool]]:
+    """Return an object in words, and which of two scenes have it."""
     items = [*scenes[0].items, *scenes[1].items]
     one, other = rng.choice(items), rng.choice(items)
     wanted = {"color": one.color, "shape": one.shape}
     if rng.random() < 0.4:
         wanted["shape"] = other.shape
-    found = [any(has(item, wanted) for item in scene.items) for scene in scenes]
-    answer = {(1, 1): "both", (1, 0): "left", (0, 1): "right", (0, 0): "neither"}[
-        int(found[0]), int(found[1])
-    ]
-    text = say(rng, f"{rng.choice(('there is a', 'a'))} {wanted['color']} {wanted['shape']}")
-    return Turn(f"Which image fits: {text}", answer, "which")
+    left, right = (any(has(item, wanted) for item in scene.items) for scene in scenes)
+    return f"a {wanted['color']} {wanted['shape']}", (left, right)
+
+
+def which(rng: Random, scenes: Sequence[Scene]) -> Turn:
+    """Ask which of two scenes a caption fits: left, right, both or neither."""
+    named, found = find_fitting(rng, scenes)
+    answer = WHICH[found]
+    text = f"{rng.choice(('there is ', ''))}{named}"
+    if rng.random() < 0.5:
+        return Turn(f"Which image fits: {say(rng, text)}", answer, "which")
+    return Turn(f"{write_sentence(text)} Which image fits?", answer, "which")
+
+
+def judge_both(rng: Random, scenes: Sequence[Scene]) -> Turn:
+    """Ask whether an object is where a caption of two scenes says; as often as not it is."""
+    truth = rng.random() < 0.5
+    while True:
+        named, found = find_fitting(rng, scenes)
+        place, holds = rng.choice(list(PLACES_OF_TWO.items()))
+        if (found in holds) == truth:
+            return judge(rng, f"{named} is in {place}", truth, "two, which")
 
 
 def make_conversation(rng: Random, objects: tuple[int, int], length: int) -> Conversation:
