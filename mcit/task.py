@@ -46,6 +46,11 @@ def move(batch: Batch, device: torch.device) -> Batch:
     return moved
 
 
+def count_bytes(batch: Batch) -> int:
+    """Return the bytes of a batch's tensors: what leaves a loader's worker for the device."""
+    return sum(value.nbytes for value in batch.values() if isinstance(value, Tensor))
+
+
 class Examples(Protocol):
     """Examples that are counted and read by their number, such as a `Dataset` with a length."""
 

@@ -370,6 +370,7 @@ def test_a_dry_run_prints_a_plan_and_writes_nothing(capsys, tmp_path, somewhere)
         assert f"shapes[{4 * number}-{4 * number + 3}]" in printed
     for words in (
         "learning rate",
+        "MB/batch",
         "minutes",
         "800",
         "score plain",

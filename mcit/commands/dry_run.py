@@ -25,10 +25,11 @@ from mcit.method import Stage
 from mcit.models.backbone import describe_parameters
 from mcit.models.estimate import Footprint, Speed, build_empty, has_weights
 from mcit.models.generative import DTYPES, GenerativeLearner
+from mcit.parallel.loading import load_examples
 from mcit.reports.formats import format_seconds, print_whole
 from mcit.runner.plan import Plan
 from mcit.session import Session
-from mcit.task import Task, Track
+from mcit.task import Task, Track, count_bytes
 
 # steps that are taken of each task; the first one also warms up
 STEPS = 3
@@ -42,6 +43,7 @@ COLUMNS = (
     "batch",
     "steps",
     "learning rate",
+    "MB/batch",
     "loss",
     "s/step",
     "minutes",
@@ -50,12 +52,14 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a few batches say of a task: its last loss, and seconds of each kind of work."""
+    """What a few batches say of a task: bytes, the last loss, and seconds of each kind of work."""
 
     task: Task
     train: int
     evaluation: int
     steps: int
+    # of the tensors of a batch, which leave the loader's workers for the device
+    batch_bytes: int
     loss: float
     step_seconds: float
     total_seconds: float
@@ -67,6 +71,7 @@ class Estimate:
             self.task.name,
             *(str(number) for number in numbers),
             f"{recipe.learning_rate:g}",
+            f"{self.batch_bytes / 1e6:.3g}",
             f"{self.loss:.3f}",
             f"{self.step_seconds:.3f}",
             f"{self.total_seconds / 60:.1f}",
@@ -144,10 +149,17 @@ def _try_task(session: Session, stage: Stage) -> Estimate:
         train=train,
         evaluation=evaluation,
         steps=steps,
+        batch_bytes=_measure_batch(stage),
         loss=clock.loss,
         step_seconds=clock.seconds(),
         total_seconds=steps * clock.seconds() + concluding + scoring + refreshing,
     )
+
+
+def _measure_batch(stage: Stage) -> int:
+    """Return the bytes of a training batch of the task, all processes' rows together."""
+    loader = stage.load(stage.task, "train")
+    return count_bytes(loader.collate(load_examples(loader.dataset, loader.batches[0])))
 
 
 def _print_estimates(session: Session, estimates: Sequence[Estimate]) -> None:
