@@ -17,6 +17,8 @@ from mcit.errors import ConfigError, FolderError
 DRAFT = ".tmp"
 # everything a run of a sweep printed, in the run's folder
 CONSOLE_LOG = "console.log"
+# held by the process that writes to the run's folder
+LOCK = ".lock"
 
 
 def write_json(path: Path, data: Any) -> None:

@@ -257,6 +257,7 @@ class RunSession(Session):
         self.interruption = interruption or Interruption()
         self.result = Result.begin(plan, output)
         self.log = RunLog(output / LOG if self.main else None)
+        self.tracking = Tracking(self.accelerator, self.result, output, self.log)
         self.checkpointer = Checkpointer(
             output, plan.config.checkpoint, self._identify(), main=self.main
         )
@@ -282,8 +283,7 @@ class RunSession(Session):
                     self.say(line)
             self._find_checkpoint()
             if self.main:
-                tracking = Tracking(self.accelerator, self.result, self.output, self.log)
-                stack.enter_context(tracking)
+                stack.enter_context(self.tracking)
             self._stack = stack.pop_all()
         return self
 
@@ -338,6 +338,7 @@ class RunSession(Session):
             self.say(f"{stage.task.name}: {note}")
         self._warn(stage, outcome.warnings)
         if outcome.importance is not None:
+            self.tracking.send_importance(outcome.importance)
             name = stage.task.name
             self.checkpointer.save_importance(outcome.importance, stage.index, name)
         return outcome

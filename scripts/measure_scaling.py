@@ -2,6 +2,7 @@
 
 accelerate launch --config_file configs/accelerate/cpu2.yaml scripts/measure_scaling.py
 python scripts/measure_scaling.py --models    # the formulas for ViLT-B/32 and a 7B model with LoRA
+python scripts/measure_scaling.py --study     # one run of a sweep, measured, and what 1,000 come to
 
 The formulas are those of docs/scaling.md.
 """
@@ -11,6 +12,8 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import pickle
+import resource
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -31,7 +34,9 @@ from mcit.parallel.global_batch import BatchNorm2d
 from mcit.parallel.launch import join_processes
 from mcit.path_integral import PathIntegral
 from mcit.runner.plan import resolve
+from mcit.runner.run_folder import CHECKPOINTS
 from mcit.session import RunSession
+from mcit.sweeps.attempt import Attempt
 from mcit.training.trainer import Score
 
 # bytes
@@ -45,6 +50,13 @@ UNITS = {
     "example": {"unit": "example"},
     "batch": {"unit": "batch", "mode": "train"},
 }
+
+# the run of a sweep that is measured
+STUDIED = ("--order", "shapes:5x4", "--method", "ewc_dr", "--seed", "1")
+# what a sweep adds to it
+SWEPT = ("--set", "checkpoint.importance=false")
+# of getrusage
+BLOCK = 512
 
 Row = dict[str, Any]
 
@@ -268,6 +280,63 @@ def _describe(name: str, frozen: int, trained: int) -> Row:
     }
 
 
+def measure_study(runs: int, machines: int, cores: int, price: float) -> list[Row]:
+    """Return what one run takes, measured, and what so many of them come to, computed."""
+    with tempfile.TemporaryDirectory() as scratch:
+        one = measure_run(Path(scratch))
+    at_once = machines * cores
+    rounds = math.ceil(runs / at_once)
+    hours = rounds * one["cpu_seconds"] / 3600
+    return [
+        *({"measured, one run": name, "value": value} for name, value in one.items()),
+        _computed("runs at once", at_once, "machines x cores"),
+        _computed("rounds", rounds, "runs / runs at once, rounded up"),
+        _computed("hours", hours, "rounds x cpu_seconds / 3600"),
+        _computed("machine hours", machines * hours, "machines x hours"),
+        _computed("money", machines * hours * price, "machine hours x price"),
+        _computed("bytes sent", runs * one["sent_bytes"], "runs x sent_bytes"),
+        _computed("bytes written", runs * one["written_bytes"], "runs x written_bytes"),
+        _computed("bytes left", runs * one["left_bytes"], "runs x left_bytes"),
+        _computed("bytes of results", runs * one["result_bytes"], "runs x result_bytes"),
+        _computed(
+            "bytes written per second",
+            min(runs, at_once) * one["written_bytes"] / one["cpu_seconds"],
+            "runs at once x written_bytes / cpu_seconds",
+        ),
+    ]
+
+
+def measure_run(folder: Path) -> dict[str, int | float]:
+    """Return what a run of a sweep takes, on one core, and what it leaves."""
+    (folder / "run").mkdir()
+    attempt = Attempt(
+        folder="run",
+        words=(*STUDIED, *SWEPT),
+        environment={"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        cwd=str(folder),
+    )
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    ending = attempt.make()
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    if ending.code != 0:
+        raise RuntimeError((folder / "run" / "console.log").read_text(encoding="utf-8"))
+    files = {path: path.stat().st_size for path in (folder / "run").rglob("*") if path.is_file()}
+    results = [size for path, size in files.items() if CHECKPOINTS not in path.parts]
+    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return {
+        "cpu_seconds": round(seconds, 1),
+        # what an executor sends to a machine and gets back
+        "sent_bytes": len(pickle.dumps(attempt)) + len(pickle.dumps(ending)),
+        "written_bytes": BLOCK * (after.ru_oublock - before.ru_oublock),
+        "left_bytes": sum(files.values()),
+        "result_bytes": sum(results),
+    }
+
+
+def _computed(what: str, value: float, formula: str) -> Row:
+    return {"computed": what, "value": round(value, 3), "formula": formula}
+
+
 def main(argv: Sequence[str] | None = None) -> list[Row]:
     """Print the rows, and return them."""
     parser = argparse.ArgumentParser(
@@ -276,9 +345,23 @@ def main(argv: Sequence[str] | None = None) -> list[Row]:
     parser.add_argument(
         "--models", action="store_true", help="work the formulas out for two large models"
     )
+    parser.add_argument(
+        "--study", action="store_true", help="measure one run of a sweep, and compute many"
+    )
+    parser.add_argument("--runs", type=int, default=1000, help="of the study (default: 1000)")
+    parser.add_argument("--machines", type=int, default=100, help="(default: 100)")
+    parser.add_argument("--cores", type=int, default=8, help="of each machine (default: 8)")
+    parser.add_argument(
+        "--price", type=float, default=0.4, help="of a machine, per hour (default: 0.4)"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
     options = parser.parse_args(argv)
-    rows = describe_models() if options.models else measure_small()
+    if options.models:
+        rows = describe_models()
+    elif options.study:
+        rows = measure_study(options.runs, options.machines, options.cores, options.price)
+    else:
+        rows = measure_small()
     if not join_processes().is_main_process:
         return rows
     for row in rows:

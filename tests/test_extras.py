@@ -122,3 +122,14 @@ def test_commands_that_end_with_figures_say_so_before_any_work(tmp_path, words):
     if words[0] == "sweep":
         assert 'pip install "mcit[report]"' in done.stderr
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(("name", "package"), [("ray", "ray"), ("slurm", "submitit")])
+def test_an_executor_whose_extra_is_missing_is_refused_before_any_work(tmp_path, name, package):
+    words = ["sweep", "--order=shapes:5x4", "--methods=finetune", f"--executor={name}"]
+    code = f"from mcit.cli import main\nsys.exit(main({words!r}))"
+    done = run(code, tmp_path, libraries=(package,))
+    assert done.returncode == 2
+    assert f'run pip install "mcit[{name}]"' in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "runs").exists()

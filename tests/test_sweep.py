@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from report_runs import make_group, make_scores
@@ -27,11 +28,16 @@ from mcit.config.files import load_config, to_yaml
 from mcit.config.parse import parse, to_dict
 from mcit.config.schema import RunConfig
 from mcit.errors import ConfigError, McitError
+from mcit.files import CONSOLE_LOG, LOCK, hold_lock
 from mcit.method import Stage
 from mcit.runner.plan import resolve
 from mcit.sequence import run
+from mcit.sweeps.attempt import stop
+from mcit.sweeps.executor import RunSettings
 from mcit.sweeps.grid import Grid, MethodGrid, parse_strengths, read_grid
-from mcit.sweeps.jobs import Failure, Job, find_state, last_line, plan_jobs, run_jobs, stop
+from mcit.sweeps.jobs import Job, find_state, plan_jobs
+from mcit.sweeps.local import LocalPool
+from mcit.sweeps.running import Failure, last_line, run_jobs
 from mcit.sweeps.selection import check_seen, describe_rule, keep_chosen, select
 from mcit.sweeps.stiffness import (
     StiffnessFile,
@@ -196,6 +202,18 @@ def test_other_options_of_the_command_line_stand_over_the_file_too(tmp_path):
     assert grid.set == ("training.clip_norm=1", "model.width=8")
 
 
+def test_the_runs_of_a_sweep_are_one_group_of_a_tracker(tmp_path):
+    words = ["--order", ORDER, "--methods", "finetune", "--tracker", "tensorboard"]
+    grid = read_command_line(*words, "--output", str(tmp_path / "2024"))
+    for job in plan_jobs(grid, tmp_path / "2024"):
+        assert job.plan.config.tracker == "tensorboard"
+        assert job.plan.config.tracker_group == "2024"
+        assert (
+            job.plan.experiment()
+            == plan_jobs(replace(grid, tracker=None), tmp_path)[job.seed - 1].plan.experiment()
+        )
+
+
 # --- what is there already
 
 
@@ -265,12 +283,16 @@ def act(tmp_path, monkeypatch):
     script.write_text(STAND_IN)
 
     def run(
-        jobs: Sequence[Job], code: str = "", **options: object
+        jobs: Sequence[Job],
+        code: str = "",
+        at_once: int = 1,
+        gpus: Sequence[str] = (),
+        **settings: object,
     ) -> tuple[list[Failure], list[str]]:
         monkeypatch.setenv("ACT", code)
         said: list[str] = []
-        program = (sys.executable, "-S", str(script))
-        failures = run_jobs(jobs, say=said.append, program=program, **options)
+        started = RunSettings(program=("-S", str(script)), **settings)
+        failures = run_jobs(jobs, LocalPool(started, at_once, gpus), say=said.append)
         return failures, said
 
     return run
@@ -293,7 +315,7 @@ def test_no_more_runs_are_under_way_than_asked_for(act, tmp_path):
 
 def test_every_run_has_its_threads_its_log_and_its_graphics_card(act, tmp_path):
     jobs = plan_jobs(GRID, tmp_path / "runs")[:3]
-    act(jobs, at_once=1, threads=3, gpus=["5"], extra=["--stage-cache", "there"])
+    act(jobs, at_once=1, threads=3, gpus=["5"], extra=("--stage-cache", "there"))
     for job in jobs:
         _, words, environment = began(job)
         assert environment["OMP_NUM_THREADS"] == "3"
@@ -315,7 +337,7 @@ def test_a_run_executes_no_file_of_the_working_folder(tmp_path, monkeypatch):
     for name in ("argparse", "evaluate", "json", "yaml"):
         Path(f"{name}.py").write_text("open('executed', 'a').close()\n")
     job = replace(plan_jobs(GRID, tmp_path / "runs")[0], words=("--help",))
-    assert run_jobs([job], say=lambda line: None) == []
+    assert run_jobs([job], LocalPool(), say=lambda line: None) == []
     assert "usage: mcit run" in (job.folder / "console.log").read_text()
     assert not Path("executed").exists()
 
@@ -398,6 +420,63 @@ time.sleep(60)
     stop([process], grace=0.3)
     process.stdout.close()
     assert process.returncode == -signal.SIGKILL
+
+
+def test_a_machine_that_cannot_make_a_run_says_why(tmp_path):
+    (job,) = plan_jobs(replace(FINETUNE, seeds=(1,)), tmp_path / "runs")
+    attempt = RunSettings().make_attempt(job)
+    assert attempt.find_problem() is None
+    elsewhere = replace(attempt, folder=str(tmp_path / "elsewhere"))
+    ending = elsewhere.make()
+    assert ending.code is None
+    assert f"does not see {tmp_path}/elsewhere; give an --output" in ending.problem
+    other = replace(attempt, version="0.0.1")
+    assert "and the runs were planned by 0.0.1; install the same version" in other.find_problem()
+
+
+def test_a_second_attempt_waits_for_the_lock_of_the_first_and_resumes(tmp_path):
+    (job,) = plan_jobs(replace(FINETUNE, seeds=(1,)), tmp_path / "runs")
+    settings = RunSettings(patience=60, program=("-S", "-c", "import sys; print(*sys.argv)"))
+    attempt = settings.make_attempt(job)
+    (job.folder / CONSOLE_LOG).write_text("the first attempt\n")
+    held = threading.Event()
+
+    def hold() -> None:
+        with hold_lock(job.folder / LOCK):
+            held.set()
+            time.sleep(0.5)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    held.wait()
+    assert attempt.make().code == 0
+    assert not holder.is_alive()
+    assert (job.folder / CONSOLE_LOG).read_text().endswith("--quiet --resume\n")
+
+
+@pytest.mark.slow
+def test_a_run_ends_with_the_process_that_started_it(tmp_path):
+    (job,) = plan_jobs(replace(FINETUNE, seeds=(1,)), tmp_path / "runs")
+    attempt = RunSettings(extra=("--set", "tasks.shapes.first_epochs=99999")).make_attempt(job)
+    code = (
+        "from mcit.sweeps.attempt import Attempt\n"
+        f"process = Attempt({attempt.folder!r}, {attempt.words!r}, cwd={attempt.cwd!r}).start()\n"
+        "print(process.pid, flush=True)\n"
+        "process.wait()\n"
+    )
+    starter = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    run = psutil.Process(int(starter.stdout.readline()))
+    log = job.folder / CONSOLE_LOG
+    while "mcit" not in log.read_text():
+        time.sleep(0.05)
+    starter.kill()
+    starter.wait()
+    starter.stdout.close()
+    # reaped or not
+    while run.is_running() and run.status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.05)
 
 
 # --- choosing strengths
@@ -634,6 +713,23 @@ def test_a_match_plans_the_strengths_that_were_measured(tmp_path, capsys):
         (["--reference", "ewc"], "--reference is for --match"),
         (["--match", "stiffness"], "--match needs two methods that hold weights by importance"),
         (["--gpus", "0", "--jobs", "2"], "--jobs 2 needs as many --gpus"),
+        (["--address", "auto"], "--address is for --executor ray"),
+        (["--retries", "2"], "--retries is for clusters"),
+        (["--gpus-per-run", "1"], "--gpus-per-run is for clusters; on this machine use"),
+        (["--executor", "ray", "--gpus", "0"], "with --executor ray use --gpus-per-run 1"),
+        (
+            ["--executor", "ray", "--gpus-per-run", "2"],
+            "--gpus-per-run must be from 0 to 1, found 2",
+        ),
+        (
+            ["--executor", "ray", "--cpus-per-run", "0"],
+            "--cpus-per-run must be at least 1, found 0",
+        ),
+        (["--slurm", "time=60"], "--slurm time=60 is for --executor slurm"),
+        (["--executor", "slurm"], "--executor slurm needs --slurm time=MINUTES"),
+        (["--executor", "slurm", "--slurm", "time"], "--slurm time: expected KEY=VALUE"),
+        (["--executor", "slurm", "--gpus-per-run", "0.5"], "--gpus-per-run must be 0 or 1 with"),
+        (["--executor", "ray", "--retries", "-1"], "--retries must be at least 0, found -1"),
         (["--seeds", "one"], "seeds are whole numbers from 0, such as 1,2,3 or 1-3; found 'one'"),
         (["--seeds", "3-1"], "seeds '3-1' is not a range from a smaller seed to a larger one"),
         (["--methods", "ewc,mas,ewc"], "--methods lists 'ewc' twice"),

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 
+import numpy as np
 import pytest
+import torch
 from accelerate.tracking import GeneralTracker, get_available_trackers
 from accelerate.utils import LoggerType
+from safetensors.torch import load_file
 from tiny_run import configure, resolve
 
 from mcit.cli import main
+from mcit.runner.magnitudes import measure_magnitudes
 from mcit.runner.result import Result
 from mcit.runner.tracking import find_tracker_problems
 from mcit.sequence import run as run_sequence
@@ -118,8 +123,107 @@ def test_a_tracker_that_is_not_installed_is_refused_before_any_work(tmp_path, mo
     assert list(tmp_path.iterdir()) == []
 
 
-def test_tensorboard_gets_a_file(tmp_path):
+def test_the_magnitudes_of_every_importance_are_sent(tracked):
+    _, notebook = tracked
+    sent = [(step, values) for step, values in notebook.entries if "importance/mean" in values]
+    # nothing is measured for the last task, which nothing follows
+    assert len(sent) == 2
+    for _, values in sent:
+        assert 0 < values["importance/mean"] <= values["importance/largest"]
+        assert 0 <= values["importance/zero"] < 1
+
+
+def test_magnitudes_are_those_of_numpy():
+    generator = torch.Generator().manual_seed(0)
+    tensors = {
+        "a": torch.randn(40, 30, generator=generator).exp() * 1e-6,
+        "b": torch.rand(500, generator=generator),
+        "far": torch.tensor([0.0, 1e-30, 1e20]),
+    }
+    found = measure_magnitudes(tensors)
+    flat = np.concatenate([tensor.double().numpy().ravel() for tensor in tensors.values()])
+    assert found.mean == pytest.approx(flat.mean())
+    assert found.largest == pytest.approx(1e20)
+    assert found.zero == 1 / len(flat)
+    logarithms = np.log10(flat[flat > 0]).clip(found.edges[0], found.edges[-1] - 1e-9)
+    counts, _ = np.histogram(logarithms, bins=found.edges)
+    assert list(found.counts) == counts.tolist()
+    assert sum(found.counts) == len(flat) - 1
+
+
+def test_nothing_is_counted_where_nothing_is_important():
+    found = measure_magnitudes({"a": torch.zeros(3)})
+    assert (found.mean, found.largest, found.zero, sum(found.counts)) == (0, 0, 1, 0)
+
+
+def read_histogram(folder, name):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    (events,) = [
+        path for path in folder.rglob("events.out.tfevents.*") if path.parent.name == "mcit"
+    ]
+    read = EventAccumulator(str(events), size_guidance={"histograms": 0})
+    read.Reload()
+    return [event.histogram_value for event in read.Histograms(name)]
+
+
+def test_tensorboard_gets_the_histograms_of_importance(tmp_path):
     pytest.importorskip("tensorboard")
-    config = configure("shapes:2x3", "finetune", tracker="tensorboard", model__width=8)
-    run_sequence(resolve(config), tmp_path, progress=False, say=lambda line: None)
-    assert list(tmp_path.rglob("events.out.tfevents.*"))
+    config = configure(
+        "shapes:2x3", "ewc", tracker="tensorboard", model__width=8, method__strength=0.01
+    )
+    result = run_sequence(resolve(config), tmp_path, progress=False, say=lambda line: None)
+    (histogram,) = read_histogram(tmp_path, "importance/log10")
+    path = next((result.output / "importance").glob("*.safetensors"))
+    expected = measure_magnitudes(load_file(path))
+    limits = np.array(histogram.bucket_limit)
+    assert math.isclose(sum(histogram.bucket), sum(expected.counts))
+    filled = {round(limit, 6): count for limit, count in zip(limits, histogram.bucket, strict=True)}
+    for limit, count in zip(expected.edges[1:], expected.counts, strict=True):
+        assert filled.get(round(limit, 6), 0) == count
+
+
+def test_wandb_gets_the_group_and_the_histogram(tmp_path, monkeypatch):
+    pytest.importorskip("wandb", reason='needs wandb: pip install "mcit[wandb]"')
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    config = configure(
+        "shapes:2x3",
+        "ewc",
+        tracker="wandb",
+        tracker_group="a-sweep",
+        model__width=8,
+        method__strength=0.01,
+    )
+    run_sequence(resolve(config), tmp_path / "run", progress=False, say=lambda line: None)
+    (written,) = tmp_path.rglob("*.wandb")
+    data = written.read_bytes()
+    for word in (b"a-sweep", b"importance/log10", b"histogram", b"score/"):
+        assert word in data
+
+
+def test_mlflow_gets_the_group_and_the_counts(tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow", reason='needs mlflow: pip install "mcit[mlflow]"')
+    monkeypatch.chdir(tmp_path)
+    # newer versions keep their files in a database unless they are told to
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    mlflow.set_tracking_uri((tmp_path / "store").as_uri())
+    config = configure(
+        "shapes:2x3",
+        "ewc",
+        tracker="mlflow",
+        tracker_group="a-sweep",
+        model__width=8,
+        method__strength=0.01,
+    )
+    result = run_sequence(resolve(config), tmp_path / "run", progress=False, say=lambda line: None)
+    experiment = mlflow.get_experiment_by_name("mcit")
+    (found,) = mlflow.MlflowClient().search_runs([experiment.experiment_id])
+    assert found.data.tags["group"] == "a-sweep"
+    assert found.info.run_name == "run"
+    assert found.data.metrics["A_t"] == pytest.approx(result.matrix.seen[-1])
+    # a name such as shapes[0-1] is written in the letters that mlflow takes
+    assert any(name.startswith("score/shapes_") for name in found.data.metrics)
+    (counted,) = (tmp_path / "store").rglob("step-*.json")
+    assert sum(json.loads(counted.read_text())["counts"]) > 0

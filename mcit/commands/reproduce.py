@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mcit.arguments import number, parse_seeds, some_text, split_list
-from mcit.commands.sweep import (
+from mcit.commands.running import (
     add_running_options,
     check_gpus,
     explain_interruption,

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import os
-import sys
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,16 +12,25 @@ from typing import TYPE_CHECKING, Any
 
 from mcit.arguments import parse_seeds, some_text, split_list, whole_number
 from mcit.commands.run import say_nothing
+from mcit.commands.running import (
+    add_running_options,
+    check_data,
+    check_gpus,
+    explain_interruption,
+    find_missing,
+    find_running_problems,
+    make_runs,
+)
 from mcit.config.parse import parse
 from mcit.config.schema import PRESETS
 from mcit.errors import ConfigError
-from mcit.files import find_folder_problem, write_json
+from mcit.files import write_json
 from mcit.reports.extras import check_extra
 from mcit.spelling import suggest
 from mcit.sweeps.grid import Grid, find_problems, find_repeated, parse_strengths, read_grid
 
 if TYPE_CHECKING:
-    from mcit.sweeps.jobs import Failure, Job
+    from mcit.sweeps.jobs import Job
     from mcit.sweeps.selection import Choice
 
 HELP = "run a grid of strengths, methods, seeds and orders, and compare them"
@@ -31,9 +39,9 @@ EPILOG = """
   mcit sweep grid.yaml --output runs/grid --dry-run
 
 A grid file has the same names: order or orders, methods (a list, or a section that gives each its
-strengths: `ewc: [300, 1000]`), strengths, seeds, config, preset, recipe, data_root, set. Options of
-the command line override the file. Runs that are complete are not repeated and interrupted runs are
-resumed: the same command continues a sweep.
+strengths: `ewc: [300, 1000]`), strengths, seeds, config, preset, recipe, data_root, tracker, set.
+Options of the command line override the file. Runs that are complete are not repeated and
+interrupted runs are resumed: the same command continues a sweep.
 """
 
 
@@ -62,6 +70,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--preset", choices=PRESETS, help="as in `mcit run`")
     parser.add_argument("--recipe", type=some_text, help="as in `mcit run`")
     parser.add_argument("--data-root", type=some_text, metavar="DIR", help="as in `mcit run`")
+    parser.add_argument(
+        "--tracker",
+        type=some_text,
+        help="as in `mcit run`; the runs are one group, called like --output",
+    )
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="as in `mcit run`"
     )
@@ -103,35 +116,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_running_options(running)
     running.add_argument(
         "--dry-run", action="store_true", help="print the plan, check the data, and stop"
-    )
-
-
-def add_running_options(parser: Any) -> None:
-    """Add the options that say how runs are made, here and in `mcit reproduce`."""
-    parser.add_argument(
-        "--jobs",
-        type=whole_number,
-        metavar="N",
-        help="how many runs at once (default: 1, or one for each of --gpus)",
-    )
-    parser.add_argument(
-        "--threads",
-        type=whole_number,
-        default=1,
-        metavar="N",
-        help="threads of each run (default: 1; scores depend on it)",
-    )
-    parser.add_argument(
-        "--gpus",
-        type=split_list,
-        default=[],
-        help="comma-separated; each run gets one (default: no GPU is assigned)",
-    )
-    parser.add_argument(
-        "--stage-cache",
-        type=some_text,
-        metavar="DIR",
-        help="as in `mcit run`: stages that runs share are learned once",
     )
 
 
@@ -215,9 +199,13 @@ def build_grid(arguments: argparse.Namespace) -> Grid:
         data["orders"] = arguments.order
     if arguments.seeds:
         data["seeds"] = parse_seeds(arguments.seeds)
-    for name in ("config", "preset", "recipe", "data_root"):
+    for name in ("config", "preset", "recipe", "data_root", "tracker"):
         if getattr(arguments, name) is not None:
             data[name] = getattr(arguments, name)
+    if data.get("tracker"):
+        # one group for the runs of a sweep; in quotes, for a folder may be called 2024
+        group = json.dumps(Path(arguments.output).resolve().name)
+        data["set"] = [f"tracker_group={group}", *data["set"]]
     data["set"] = [*data["set"], *arguments.set]
     return parse(Grid, data)
 
@@ -241,91 +229,6 @@ def find_option_problems(arguments: argparse.Namespace, grid: Grid) -> list[str]
             "it; choose other seeds"
         )
     return problems
-
-
-def find_running_problems(arguments: argparse.Namespace) -> list[str]:
-    """Return what is wrong with the options that say how and where runs are made."""
-    problems = []
-    gpus = len(arguments.gpus)
-    if arguments.jobs is not None and arguments.jobs < 1:
-        problems.append(f"--jobs must be at least 1, found {arguments.jobs}")
-    if arguments.threads < 1:
-        problems.append(f"--threads must be at least 1, found {arguments.threads}")
-    if arguments.gpus and arguments.jobs and arguments.jobs > gpus:
-        problems.append(f"--jobs {arguments.jobs} needs as many --gpus, found {gpus}")
-    folders = {"--output": arguments.output, "--stage-cache": arguments.stage_cache}
-    for option, folder in folders.items():
-        problem = None
-        if folder is not None:
-            problem = find_folder_problem(Path(folder), option)
-        if problem is not None:
-            problems.append(problem)
-    return problems
-
-
-def check_gpus(gpus: Sequence[str]) -> None:
-    """Raise a ConfigError if runs cannot have these GPUs."""
-    if not gpus:
-        return
-    import torch
-
-    count = torch.cuda.device_count()
-    if count == 0:
-        listed = ",".join(gpus)
-        raise ConfigError(
-            [f"--gpus {listed}: torch finds no GPU here; leave --gpus out to run on the CPU"]
-        )
-    # with CUDA_VISIBLE_DEVICES set, numbers count all GPUs of the machine, not those torch finds
-    beyond = [gpu for gpu in gpus if gpu.isdecimal() and int(gpu) >= count]
-    if beyond and "CUDA_VISIBLE_DEVICES" not in os.environ:
-        raise ConfigError(
-            [f"--gpus {beyond[0]}: torch finds {count} GPUs here, which count from 0"]
-        )
-
-
-def make_runs(jobs: Sequence[Job], arguments: argparse.Namespace) -> list[Failure]:
-    """Make the runs that are not complete yet, and return those that failed."""
-    from mcit.sweeps.jobs import run_jobs
-
-    missing = find_missing(jobs)
-    check_data(missing)
-    # the importance files of many runs would fill a disk
-    extra = ["--set", "checkpoint.importance=false"]
-    if arguments.stage_cache:
-        extra += ["--stage-cache", arguments.stage_cache]
-    return run_jobs(
-        missing,
-        at_once=arguments.jobs or len(arguments.gpus) or 1,
-        threads=arguments.threads,
-        gpus=arguments.gpus,
-        extra=extra,
-    )
-
-
-def find_missing(jobs: Sequence[Job]) -> list[Job]:
-    """Return the jobs whose runs are not complete yet."""
-    from mcit.sweeps.jobs import find_state
-
-    return [job for job in jobs if find_state(job) != "done"]
-
-
-def check_data(jobs: Sequence[Job]) -> None:
-    """Raise what is wrong with the data of the runs, once for each order and before any starts."""
-    from mcit.runner.preparing import prepare_plan
-
-    first: dict[str, Job] = {}
-    for job in jobs:
-        first.setdefault(job.order, job)
-    plans = [prepare_plan(job.plan.config, say_nothing) for job in first.values()]
-    if any(plan.embedded for plan in plans):
-        print("no --data-root: these runs use the embedded benchmark")
-
-
-def explain_interruption(arguments: argparse.Namespace) -> int:
-    """Print how to continue after Ctrl-C, and return the exit code."""
-    line = f"mcit: stopped, and all runs with it; to continue: {arguments.given}"
-    print(f"\n{line}", file=sys.stderr)
-    return 130
 
 
 def select_strengths(

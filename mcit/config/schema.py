@@ -229,6 +229,9 @@ class RunConfig:
         None, help="folder of a run of method `single`, for knowledge transfer", kind=Kind.PLACE
     )
     tracker: str | None = option(None, help="also log to tensorboard, wandb, ...", kind=Kind.PLACE)
+    tracker_group: str | None = option(
+        None, help="group of the run in wandb and mlflow; a sweep gives its own", kind=Kind.PLACE
+    )
     output: str | None = option(None, help="folder of the run", kind=Kind.PLACE)
 
     def __post_init__(self) -> None:

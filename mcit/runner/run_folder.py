@@ -27,6 +27,7 @@ from mcit.errors import ConfigError, FolderError
 from mcit.files import (
     CONSOLE_LOG,
     DRAFT,
+    LOCK,
     LockedError,
     digest_file,
     find_folder_problem,
@@ -41,7 +42,6 @@ from mcit.runner.result import SCORES
 
 CHECKPOINTS = "checkpoints"
 CONFIG = "config.yaml"
-LOCK = ".lock"
 LOG = "log.jsonl"
 PROVENANCE = "provenance.json"
 # one file for every task whose importance was measured

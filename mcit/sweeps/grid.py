@@ -77,6 +77,7 @@ class Grid:
     preset: Literal["release", "exact"] | None = None
     recipe: str | None = None
     data_root: str | None = None
+    tracker: str | None = None
     set: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -105,6 +106,7 @@ class Grid:
             "preset": self.preset,
             "recipe": self.recipe,
             "data_root": self.data_root,
+            "tracker": self.tracker,
             "method": method,
             "seed": seed,
         }
