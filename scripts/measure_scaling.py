@@ -51,8 +51,8 @@ UNITS = {
     "batch": {"unit": "batch", "mode": "train"},
 }
 
-# the run of a sweep that is measured
-STUDIED = ("--order", "shapes:5x4", "--method", "ewc_dr", "--seed", "1")
+# besides the order, what the run is that a study measures
+STUDIED = ("--method", "ewc_dr", "--seed", "1")
 # what a sweep adds to it
 SWEPT = ("--set", "checkpoint.importance=false")
 # of getrusage
@@ -280,10 +280,10 @@ def _describe(name: str, frozen: int, trained: int) -> Row:
     }
 
 
-def measure_study(runs: int, machines: int, cores: int, price: float) -> list[Row]:
+def measure_study(order: str, runs: int, machines: int, cores: int, price: float) -> list[Row]:
     """Return what one run takes, measured, and what so many of them come to, computed."""
     with tempfile.TemporaryDirectory() as scratch:
-        one = measure_run(Path(scratch))
+        one = measure_run(order, Path(scratch))
     at_once = machines * cores
     rounds = math.ceil(runs / at_once)
     hours = rounds * one["cpu_seconds"] / 3600
@@ -306,12 +306,12 @@ def measure_study(runs: int, machines: int, cores: int, price: float) -> list[Ro
     ]
 
 
-def measure_run(folder: Path) -> dict[str, int | float]:
+def measure_run(order: str, folder: Path) -> dict[str, int | float]:
     """Return what a run of a sweep takes, on one core, and what it leaves."""
     (folder / "run").mkdir()
     attempt = Attempt(
         folder="run",
-        words=(*STUDIED, *SWEPT),
+        words=("--order", order, *STUDIED, *SWEPT),
         environment={"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
         cwd=str(folder),
     )
@@ -348,6 +348,7 @@ def main(argv: Sequence[str] | None = None) -> list[Row]:
     parser.add_argument(
         "--study", action="store_true", help="measure one run of a sweep, and compute many"
     )
+    parser.add_argument("--order", default="shapes:5x4", help="of the study (default: shapes:5x4)")
     parser.add_argument("--runs", type=int, default=1000, help="of the study (default: 1000)")
     parser.add_argument("--machines", type=int, default=100, help="(default: 100)")
     parser.add_argument("--cores", type=int, default=8, help="of each machine (default: 8)")
@@ -359,7 +360,13 @@ def main(argv: Sequence[str] | None = None) -> list[Row]:
     if options.models:
         rows = describe_models()
     elif options.study:
-        rows = measure_study(options.runs, options.machines, options.cores, options.price)
+        rows = measure_study(
+            options.order,
+            runs=options.runs,
+            machines=options.machines,
+            cores=options.cores,
+            price=options.price,
+        )
     else:
         rows = measure_small()
     if not join_processes().is_main_process:

@@ -17,7 +17,9 @@ from PIL import Image
 from tiny_run import RECIPE, VISION_LANGUAGE
 
 import mcit.api
+from mcit.arguments import Parser
 from mcit.cli import main
+from mcit.commands import sweep
 from mcit.data.cifar import CLASS_NAMES
 from mcit.registry import own_folders
 
@@ -38,6 +40,8 @@ INSTALL = re.compile(
     r"python -m venv .*|\. \.venv/bin/activate|pip install -e .*|mkdocs .*"
     r"|ruff (check|format) .*|python -m pytest"
 )
+# options of a sweep, with a value each, that need a cluster
+CLUSTER = ("--executor", "--address", "--cpus-per-run", "--gpus-per-run", "--slurm", "--jobs")
 SMALL_SHAPES = {
     "tasks.shapes.classes": 2,
     "tasks.shapes.first_epochs": 1,
@@ -129,6 +133,8 @@ class Desk:
         accepted = (0, 1, 3) if name == "doctor" else (0,)
         if name in ("run", "sweep"):
             rest = self.shrink(rest)
+        if name == "sweep":
+            rest = plan_here(rest)
         if name == "sweep" and "--dry-run" not in rest:
             rest.append("--dry-run")
         if name == "reproduce":
@@ -200,6 +206,23 @@ def write_cifar(folder: Path) -> None:
             for number in range(count):
                 image = Image.new("RGB", (32, 32), (label, 2 * label, 40 * number))
                 image.save(folder / split / name / f"{number}.png")
+
+
+def plan_here(words: Sequence[str]) -> list[str]:
+    """Return the words of a sweep without those about a cluster, once they are known to be right."""
+    parser = Parser()
+    sweep.add_options(parser)
+    parser.parse_args(words)
+    kept = []
+    left_out = False
+    for word in words:
+        if word in CLUSTER:
+            left_out = True
+        elif left_out:
+            left_out = False
+        else:
+            kept.append(word)
+    return kept
 
 
 def _drop_assignments(words: list[str]) -> list[str]:

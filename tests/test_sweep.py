@@ -203,15 +203,14 @@ def test_other_options_of_the_command_line_stand_over_the_file_too(tmp_path):
 
 
 def test_the_runs_of_a_sweep_are_one_group_of_a_tracker(tmp_path):
-    words = ["--order", ORDER, "--methods", "finetune", "--tracker", "tensorboard"]
-    grid = read_command_line(*words, "--output", str(tmp_path / "2024"))
-    for job in plan_jobs(grid, tmp_path / "2024"):
-        assert job.plan.config.tracker == "tensorboard"
-        assert job.plan.config.tracker_group == "2024"
-        assert (
-            job.plan.experiment()
-            == plan_jobs(replace(grid, tracker=None), tmp_path)[job.seed - 1].plan.experiment()
-        )
+    words = [*sweep_words(tmp_path / "2024")[1:], "--tracker", "tensorboard"]
+    grid = read_command_line(*words)
+    (job, *others) = plan_jobs(grid, tmp_path / "2024")
+    for each in (job, *others):
+        assert each.plan.config.tracker == "tensorboard"
+        assert each.plan.config.tracker_group == "2024"
+    (alone, *_) = plan_jobs(GRID, tmp_path / "2024")
+    assert job.plan.experiment() == alone.plan.experiment()
 
 
 # --- what is there already

@@ -42,6 +42,10 @@ def connect(tmp_path: Path, code: str, **options: object) -> SlurmCluster:
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch):
     monkeypatch.setattr(SlurmCluster, "pause", 0.1)
+    # tests that were started in the background ignore it, and so would the jobs
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def test_every_run_is_made_and_a_failed_one_is_named(tmp_path):
@@ -89,7 +93,8 @@ if "--resume" not in words:
 def test_an_interruption_ends_the_jobs(tmp_path):
     (job,) = plan_jobs(GRID, tmp_path / "runs")[:1]
     log = job.folder / "console.log"
-    code = "print(os.getpid(), flush=True)\ntime.sleep(600)"
+    # as `mcit run` does: its standard input ends with the process that started it
+    code = "print(os.getpid(), flush=True)\nos.read(0, 1)"
 
     def interrupt() -> None:
         while not (log.is_file() and log.read_text().count("\n") == 2):

@@ -184,7 +184,7 @@ def test_tensorboard_gets_the_histograms_of_importance(tmp_path):
 
 
 def test_wandb_gets_the_group_and_the_histogram(tmp_path, monkeypatch):
-    pytest.importorskip("wandb", reason='needs wandb: pip install "mcit[wandb]"')
+    wandb = pytest.importorskip("wandb", reason='needs wandb: pip install "mcit[wandb]"')
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
     monkeypatch.setenv("WANDB_SILENT", "true")
@@ -197,7 +197,9 @@ def test_wandb_gets_the_group_and_the_histogram(tmp_path, monkeypatch):
         method__strength=0.01,
     )
     run_sequence(resolve(config), tmp_path / "run", progress=False, say=lambda line: None)
-    (written,) = tmp_path.rglob("*.wandb")
+    # waits for the process that writes
+    wandb.teardown()
+    written = next(path for path in tmp_path.rglob("*.wandb") if path.parent.name != "latest-run")
     data = written.read_bytes()
     for word in (b"a-sweep", b"importance/log10", b"histogram", b"score/"):
         assert word in data

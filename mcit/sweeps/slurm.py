@@ -46,17 +46,20 @@ class SlurmCluster(Executor):
     def __enter__(self) -> SlurmCluster:
         import submitit
 
+        parameters = dict(self.parameters)
+        minutes = parameters.pop("time")
         limit = {f"{self.cluster}_max_num_timeout": self.retries}
         try:
             self._queue = submitit.AutoExecutor(self.folder, self.cluster, **limit)
             self._queue.update_parameters(
                 name="mcit",
+                timeout_min=minutes,
                 nodes=1,
                 tasks_per_node=1,
                 cpus_per_task=self.cpus,
                 gpus_per_node=self.gpus or None,
                 slurm_additional_parameters={"requeue": True},
-                **{f"slurm_{name}": value for name, value in self.parameters.items()},
+                **{f"slurm_{name}": value for name, value in parameters.items()},
             )
         except (RuntimeError, NameError, ValueError, TypeError) as error:
             raise ConfigError([f"--slurm: {error}"]) from None
@@ -67,6 +70,8 @@ class SlurmCluster(Executor):
             task.cancel(check=False)
 
     def submit(self, jobs: Sequence[Job]) -> None:
+        from submitit.core.utils import FailedJobError
+
         if not jobs:
             return
         at_once = self.at_once or len(jobs)
@@ -74,15 +79,20 @@ class SlurmCluster(Executor):
         attempts = [self.settings.make_attempt(job) for job in jobs]
         try:
             tasks = self._queue.map_array(Requeueable(), attempts)
-        except subprocess.CalledProcessError as error:
-            said = (error.stderr or error.output or b"").decode(errors="replace").strip()
-            raise ConfigError([f"SLURM did not take the runs: {said or error}"]) from error
+        except FailedJobError as error:
+            raise ConfigError([f"SLURM did not take the runs: {error}"]) from None
         self.pending += zip(tasks, jobs, strict=True)
 
     def collect(self) -> list[tuple[Job, Ending]]:
-        ended = [(task, job) for task, job in self.pending if task.done()]
-        self.pending = [pair for pair in self.pending if pair not in ended]
-        return [(job, _get_ending(task)) for task, job in ended]
+        endings = []
+        left = []
+        for task, job in self.pending:
+            if task.done():
+                endings.append((job, _get_ending(task)))
+            else:
+                left.append((task, job))
+        self.pending = left
+        return endings
 
 
 class Requeueable:
