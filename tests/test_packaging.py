@@ -150,7 +150,8 @@ def test_the_core_is_light_and_the_extras_hold_the_rest():
     extras = PROJECT["project"]["optional-dependencies"]
     assert read_names(extras["report"]) == set(LIBRARIES)
     assert not core & {*LIBRARIES, "tensorboard", "wandb", "pytest", "mypy", "mkdocs-material"}
-    assert {"report", "sweep", "trackers", "docs", "test", "dev"} <= extras.keys()
+    assert not core & {"ray", "submitit", "mlflow-skinny"}
+    assert {"report", "sweep", "ray", "slurm", "trackers", "docs", "test", "dev"} <= extras.keys()
     # an extra that names others names them as they are called
     for line in (line for lines in extras.values() for line in lines):
         for name in re.findall(r"mcit\[([\w,]+)\]", line):
@@ -180,7 +181,7 @@ def test_dependencies_come_from_the_index_and_from_no_address():
 
 
 # modules that are not called like their package
-PACKAGES = {"PIL": "pillow", "yaml": "pyyaml"}
+PACKAGES = {"PIL": "pillow", "mlflow": "mlflow-skinny", "yaml": "pyyaml"}
 
 
 def list_libraries(every: bool = False) -> list[tuple[str, str]]:
