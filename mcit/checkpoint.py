@@ -1,34 +1,42 @@
 """Checkpoints: folders of tensors and JSON that exist whole or not at all.
 
-They are written aside, flushed, renamed, and verified by digest when they are read.
+They are written aside, flushed, renamed, and verified by digest when they are read. Files of
+tensors that did not change since the checkpoint before are shared with it, by hard links.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
 import re
 import shutil
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from mcit.errors import McitError
 from mcit.files import digest_file, flush
+from mcit.named_tensors import write_file
 
 FORMAT = "mcit checkpoint 2"
 STATE = "state.json"
 # `sha256sum -c SHA256SUMS` verifies a checkpoint by hand
 SUMS = "SHA256SUMS"
 TENSORS = ".safetensors"
+# fields whose tensors may stay the same from one checkpoint to the next: importance and anchor do
+# while the steps of a task are taken, weights and their moments never
+RESTING = ("method", "answering")
 _NAME = re.compile(r"(\d+)-(fit|fitted|done)(?:-(\d+))?")
 
 State = Mapping[str, Any]
@@ -137,23 +145,107 @@ def write_checkpoint(path: Path, checkpoint: Checkpoint, keep_existing: bool = F
 
     keep_existing: leave alone a folder that another process has put there meanwhile.
     """
-    draft = path.with_name(f".{path.name}-{uuid.uuid4().hex[:8]}.tmp")
-    try:
-        draft.mkdir(parents=True)
-        _write_files(draft, checkpoint)
-        if keep_existing and path.exists():
-            shutil.rmtree(draft)
-            return
-        discard(path)
-        os.replace(draft, path)
-        flush(path.parent)
-    except (OSError, SafetensorError) as error:
-        shutil.rmtree(draft, ignore_errors=True)
-        reason = getattr(error, "strerror", None) or str(error)
-        raise CheckpointError(
-            f"checkpoint {path} could not be written: {reason}. What was saved before is intact; "
-            "make room or fix the folder, and continue with --resume"
-        ) from error
+    Draft(path, checkpoint).write(keep_existing)
+
+
+@dataclass(frozen=True)
+class TensorFile:
+    """A file of tensors that the next checkpoint shares if they are still the same."""
+
+    path: Path
+    # digest of the tensors, and of the file's bytes
+    content: str
+    digest: str
+
+
+class Draft:
+    """A checkpoint on its way to the disk: its state is taken at once, and `write` brings it there.
+
+    before: files of the checkpoint before, by name. copy: hold copies of the tensors, so that the
+    state may change before it is written.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        checkpoint: Checkpoint,
+        before: Mapping[str, TensorFile] | None = None,
+        copy: bool = False,
+    ):
+        self.path = path
+        self.folder = path.with_name(f".{path.name}-{uuid.uuid4().hex[:8]}.tmp")
+        packed, files = _pack_fields(checkpoint)
+        # the names are kept twice, so that a file is missed that is gone with its line in the list
+        header = {"format": FORMAT, "files": list(files), "state": {"items": packed}}
+        self.header = json.dumps(header, ensure_ascii=False)
+        resting = [f"{name}{TENSORS}" for name in RESTING]
+        self.contents = {name: _digest_content(files[name]) for name in resting if name in files}
+        # digests of the files that are shared
+        self.shared: dict[str, str] = {}
+        with self._explaining():
+            self.folder.mkdir(parents=True)
+            self._share(before or {})
+        self.tensors = {
+            name: _separate(tensors, copy)
+            for name, tensors in files.items()
+            if name not in self.shared
+        }
+
+    def write(self, keep_existing: bool = False) -> dict[str, TensorFile]:
+        """Bring the checkpoint to its place; return the files that the next one may share."""
+        with self._explaining():
+            sums = self._write_files()
+            if keep_existing and self.path.exists():
+                shutil.rmtree(self.folder)
+                return {}
+            discard(self.path)
+            os.replace(self.folder, self.path)
+            flush(self.path.parent)
+        return {
+            name: TensorFile(self.path / name, content, sums[name])
+            for name, content in self.contents.items()
+        }
+
+    def _share(self, before: Mapping[str, TensorFile]) -> None:
+        """Put files of the checkpoint before into the folder whose tensors are the same."""
+        for name, content in self.contents.items():
+            file = before.get(name)
+            if file is None or file.content != content:
+                continue
+            try:
+                os.link(file.path, self.folder / name)
+            except OSError:
+                # a file system without hard links: the file is written like any other
+                continue
+            self.shared[name] = file.digest
+
+    def _write_files(self) -> dict[str, str]:
+        """Write everything, flushed; return the digest of every file."""
+        for name, tensors in self.tensors.items():
+            write_file(tensors, self.folder / name)
+        (self.folder / STATE).write_text(f"{self.header}\n", encoding="utf-8")
+        written = sorted(self.folder.iterdir())
+        sums = {}
+        for file in written:
+            sums[file.name] = self.shared.get(file.name) or digest_file(file)
+        lines = "".join(f"{digest}  {name}\n" for name, digest in sums.items())
+        (self.folder / SUMS).write_text(lines, encoding="utf-8")
+        for path in (*written, self.folder / SUMS, self.folder):
+            flush(path)
+        return sums
+
+    @contextmanager
+    def _explaining(self) -> Iterator[None]:
+        """Leave nothing behind where something cannot be written, and say what can be done."""
+        try:
+            yield
+        except (OSError, SafetensorError) as error:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            reason = getattr(error, "strerror", None) or str(error)
+            raise CheckpointError(
+                f"checkpoint {self.path} could not be written: {reason}. What was saved before is "
+                "intact; make room or fix the folder, and continue with --resume"
+            ) from error
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
@@ -283,9 +375,19 @@ def unpack(value: Any, tensors: Mapping[str, Tensor] | None) -> Any:
     return value
 
 
-def _write_files(folder: Path, checkpoint: Checkpoint) -> None:
-    files: dict[str, dict[str, Tensor]] = {}
+def digest_tensor(tensor: Tensor) -> str:
+    """Return a digest of a tensor's type, shape and values."""
+    plain = tensor.detach().cpu().contiguous()
+    whole = hashlib.sha256(f"{plain.dtype} {list(plain.shape)}\n".encode())
+    if plain.numel():
+        whole.update(plain.view(-1).view(torch.uint8).numpy().data)
+    return whole.hexdigest()
+
+
+def _pack_fields(checkpoint: Checkpoint) -> tuple[list[Any], dict[str, dict[str, Tensor]]]:
+    """Return the fields of a checkpoint as JSON, and their tensors by the file that holds them."""
     packed = []
+    files: dict[str, dict[str, Tensor]] = {}
     for field_ in dataclasses.fields(checkpoint):
         value = getattr(checkpoint, field_.name)
         if isinstance(value, (Position, LearnerState)):
@@ -294,17 +396,13 @@ def _write_files(folder: Path, checkpoint: Checkpoint) -> None:
         packed.append([field_.name, pack(value, tensors, field_.name)])
         if tensors:
             files[f"{field_.name}{TENSORS}"] = tensors
-    for name, tensors in files.items():
-        save_file(_separate(tensors), folder / name)
-    # the names are kept twice, so that a file is missed that is gone with its line in the list
-    header = {"format": FORMAT, "files": list(files), "state": {"items": packed}}
-    text = json.dumps(header, ensure_ascii=False)
-    (folder / STATE).write_text(text + "\n", encoding="utf-8")
-    written = sorted(folder.iterdir())
-    sums = "".join(f"{digest_file(file)}  {file.name}\n" for file in written)
-    (folder / SUMS).write_text(sums, encoding="utf-8")
-    for path in (*written, folder / SUMS, folder):
-        flush(path)
+    return packed, files
+
+
+def _digest_content(tensors: Mapping[str, Tensor]) -> str:
+    """Return a digest of the names and values of tensors."""
+    lines = [f"{digest_tensor(tensor)}  {name}\n" for name, tensor in tensors.items()]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def _from_state(state: Mapping[str, Any]) -> Checkpoint:
@@ -348,17 +446,21 @@ def _read_sums(path: Path) -> dict[str, str]:
     return sums
 
 
-def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return tensors as a file can hold them: contiguous, on the CPU, no two in one memory."""
+def _separate(tensors: Mapping[str, Tensor], copy: bool) -> dict[str, Tensor]:
+    """Return tensors as a file can hold them: contiguous, on the CPU, no two in one memory.
+
+    copy: none of them in the memory of the tensors that were given either.
+    """
     separate: dict[str, Tensor] = {}
     memories: set[int] = set()
+    if copy:
+        memories = {tensor.untyped_storage().data_ptr() for tensor in tensors.values()}
     for name, tensor in tensors.items():
         tensor = tensor.detach().cpu().contiguous()
-        memory = tensor.untyped_storage().data_ptr()
-        if memory in memories:
+        if tensor.untyped_storage().data_ptr() in memories:
             tensor = tensor.clone()
         separate[name] = tensor
-        memories.add(memory)
+        memories.add(tensor.untyped_storage().data_ptr())
     return separate
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from mcit.config.parse import parse
@@ -33,6 +33,7 @@ from mcit.models.lora_experts import count_experts
 from mcit.models.lora_pairs import find_acting, use_adapters
 from mcit.models.resnet import ResNet, build_resnet
 from mcit.models.vilt import load_vilt
+from mcit.named_tensors import write_file
 from mcit.task import Head
 
 CONFIG = "config.json"
@@ -138,4 +139,4 @@ def _read_adapter(learner: Learner, folder: Path) -> None:
 
 
 def _save(state: Mapping[str, Tensor], path: Path) -> None:
-    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}, path)
+    write_file({name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}, path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -87,12 +88,27 @@ def write_tensors(
         return
     draft = Path(f"{path}.tmp")
     try:
-        save_file(gathered, draft, {**about, "digest": digest(gathered, about)})
+        write_file(gathered, draft, {**about, "digest": digest(gathered, about)})
         draft.replace(path)
     except (OSError, SafetensorError) as error:
         draft.unlink(missing_ok=True)
         reason = getattr(error, "strerror", None) or error
         raise FolderError(f"{path} could not be written: {reason}") from error
+
+
+def write_file(
+    tensors: Mapping[str, Tensor], path: Path, about: Mapping[str, str] | None = None
+) -> None:
+    """Write a safetensors file with the mode that new files have; its own is for the owner alone.
+
+    Tensors must be contiguous, on the CPU, and no two in one memory.
+    """
+    path.unlink(missing_ok=True)
+    # made as any file is, which tells the mode
+    path.touch()
+    mode = stat.S_IMODE(path.stat().st_mode)
+    save_file(dict(tensors), path, None if about is None else dict(about))
+    path.chmod(mode)
 
 
 def read_tensors(path: str | Path, kind: str) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -293,7 +293,15 @@ class RunSession(Session):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._stack.close()
+        try:
+            self.checkpointer.settle()
+        except CheckpointError as failure:
+            if error is None:
+                raise
+            # the run ends with an error of its own
+            self.say(f"warning: {failure}")
+        finally:
+            self._stack.close()
 
     def stages(self) -> Iterator[Stage]:
         """Yield the stages that are not done; those that the cache has are taken from it."""
@@ -607,6 +615,8 @@ class _StepWatcher:
                 fit_seconds=self.watch.total(),
             )
         if stop:
+            # what is said to be saved is on the disk
+            session.checkpointer.settle()
             raise Interrupted
 
     def _announce(self, taken: int, total: int) -> None:

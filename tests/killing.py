@@ -75,7 +75,7 @@ class Clock:
 
 
 # What changes files, by the names of Python's audit events; `open` counts if it is for writing.
-CHANGES = ("open", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.truncate")
+CHANGES = ("open", "os.link", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.truncate")
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 

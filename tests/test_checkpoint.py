@@ -20,6 +20,7 @@ from mcit.checkpoint import (
     Checkpoint,
     CheckpointError,
     DamagedError,
+    Draft,
     LearnerState,
     Phase,
     Position,
@@ -220,6 +221,72 @@ def test_of_two_that_write_the_same_the_first_stays(tmp_path):
     write_checkpoint(tmp_path / "entry", make(2.0), keep_existing=True)
     assert read_checkpoint(tmp_path / "entry").before == 1.0
     assert [path.name for path in tmp_path.iterdir()] == ["entry"]
+
+
+def hold(value: float, importance: float) -> Checkpoint:
+    """A checkpoint of a method that holds something."""
+    state = {"importance": {"weight": torch.full((4, 3), importance)}}
+    return dataclasses.replace(make(value), method=state)
+
+
+def test_a_file_of_the_same_tensors_is_shared_and_outlives_the_checkpoint_before(tmp_path):
+    first, second, third = (tmp_path / name for name in ("00-fit-00000001", "00-fitted", "00-done"))
+    files = Draft(first, hold(1.0, 5.0)).write()
+    files = Draft(second, hold(2.0, 5.0), files).write()
+    assert (second / "method.safetensors").samefile(first / "method.safetensors")
+    assert not (second / "learner.safetensors").samefile(first / "learner.safetensors")
+    Draft(third, hold(3.0, 6.0), files).write()
+    assert (third / "method.safetensors").stat().st_nlink == 1
+    prune_checkpoints(tmp_path, keep=2)
+    for path, value, importance in ((second, 2.0, 5.0), (third, 3.0, 6.0)):
+        found = read_checkpoint(path)
+        assert found.before == value
+        assert_close(found.learner.tensors["weight"], torch.full((4, 3), value))
+        assert_close(found.method["importance"]["weight"], torch.full((4, 3), importance))
+
+
+def test_other_names_of_the_same_values_are_another_file(tmp_path):
+    files = Draft(tmp_path / "00-fitted", hold(1.0, 5.0)).write()
+    other = {"anchor": {"weight": torch.full((4, 3), 5.0)}}
+    Draft(tmp_path / "00-done", dataclasses.replace(make(), method=other), files).write()
+    assert list(read_checkpoint(tmp_path / "00-done").method) == ["anchor"]
+
+
+def test_without_hard_links_every_file_is_written(tmp_path, monkeypatch):
+    def refuse(source, target):
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    files = Draft(tmp_path / "00-fitted", hold(1.0, 5.0)).write()
+    monkeypatch.setattr(checkpoint.os, "link", refuse)
+    Draft(tmp_path / "00-done", hold(1.0, 5.0), files).write()
+    prune_checkpoints(tmp_path, keep=1)
+    found = read_checkpoint(tmp_path / "00-done").method["importance"]["weight"]
+    assert_close(found, torch.full((4, 3), 5.0))
+
+
+def test_a_copy_is_written_as_it_was_taken(tmp_path):
+    weight = torch.arange(12.0).view(4, 3)
+    strided = torch.arange(12.0).view(3, 4).t()
+    tied = weight.view(-1)
+    draft = Draft(tmp_path / "a", make(weight=weight, strided=strided, tied=tied), copy=True)
+    weight.zero_()
+    strided.zero_()
+    draft.write()
+    found = read_checkpoint(tmp_path / "a").learner.tensors
+    assert_close(found["weight"], torch.arange(12.0).view(4, 3))
+    assert_close(found["tied"], torch.arange(12.0))
+    assert_close(found["strided"], torch.arange(12.0).view(3, 4).t())
+
+
+def test_files_have_the_mode_of_other_files(tmp_path):
+    before = os.umask(0o027)
+    try:
+        write_checkpoint(tmp_path / "a", hold(1.0, 5.0))
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "a").iterdir()}
+    assert set(modes.values()) == {0o640}
+    assert "learner.safetensors" in modes
 
 
 # Damage

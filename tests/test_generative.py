@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from killing import Clock, assert_same_end, kill_until_finished, start
+from killing import Clock, assert_same_end, kill_until_finished, start, stop_after
 from PIL import Image
 from tiny_language_models import LLAMA, build
 from tiny_llava import ORDER, write_text_world
@@ -398,6 +398,11 @@ def test_strength_0_is_finetuning_and_a_base_is_never_stored(world, tmp_path):
         for saved in list_checkpoints(tmp_path / folder / "checkpoints"):
             size = sum(path.stat().st_size for path in Path(saved).rglob("*") if path.is_file())
             assert size <= 4 * adapter
+    # with the optimizer, which a checkpoint inside a task has
+    stop_after(1, configure(ORDER, "finetune", wide), tmp_path / "inside")
+    (inside,) = list_checkpoints(tmp_path / "inside" / "checkpoints")
+    assert (inside / "optimizer.safetensors").is_file()
+    assert sum(path.stat().st_size for path in inside.iterdir()) <= 4 * adapter
     scores = json.loads((tmp_path / "free" / "scores.json").read_text())
     assert scores["track"] == "instructions"
     assert len(scores["zero_shot"]["score"]) == 2

@@ -25,7 +25,13 @@ from killing import (
 )
 from tiny_run import assert_identical, assert_near, configure, resolve, write_world
 
-from mcit.checkpoint import CheckpointError, list_checkpoints, read_checkpoint, read_state
+from mcit.checkpoint import (
+    CheckpointError,
+    Draft,
+    list_checkpoints,
+    read_checkpoint,
+    read_state,
+)
 from mcit.config.options import Kind, list_options
 from mcit.config.schema import CheckpointConfig, RunConfig
 from mcit.errors import DivergedError, FolderError, OutOfMemory
@@ -398,6 +404,7 @@ OTHER_PLACES = {
     "checkpoint.every_steps": 1,
     "checkpoint.every_minutes": 5.0,
     "checkpoint.keep": 1,
+    "checkpoint.background": True,
     "checkpoint.importance": False,
     "exemplar_free": True,
     "data_root": "elsewhere",
@@ -602,6 +609,65 @@ def test_a_full_disk_stops_the_run_which_goes_on_when_there_is_room(stopped, tmp
     assert list_checkpoints(tmp_path / "run" / "checkpoints")
     start(stopped[1], tmp_path / "run", resume=True)
     assert_same_end(tmp_path / "run", stopped[0] / "whole")
+
+
+@pytest.mark.parametrize("steps", [2, 7])
+def test_a_run_saved_while_it_trains_goes_on_to_the_same_bits(stopped, tmp_path, steps):
+    """What is written is the state when it was taken, though the next steps change it meanwhile."""
+    config = configure_stopped(**{"checkpoint.background": True, "checkpoint.every_steps": 1})
+    stop_after(steps, config, tmp_path / "run")
+    newest, before = list_checkpoints(tmp_path / "run" / "checkpoints")
+    shutil.rmtree(newest)
+    start(config, tmp_path / "run", resume=True)
+    assert_same_end(tmp_path / "run", stopped[0] / "whole")
+    assert before.name == {2: "00-fit-00000001", 7: "01-fit-00000002"}[steps]
+
+
+def test_a_checkpoint_that_cannot_be_written_while_it_trains_stops_the_run(
+    stopped, tmp_path, monkeypatch
+):
+    config = configure_stopped(**{"checkpoint.background": True, "checkpoint.every_steps": 1})
+    write = Draft.write
+
+    def fail(draft, *arguments):
+        if draft.path.name != "01-fit-00000002":
+            return write(draft, *arguments)
+        raise CheckpointError("no room")
+
+    monkeypatch.setattr(Draft, "write", fail)
+    with pytest.raises(CheckpointError, match="no room"):
+        start(config, tmp_path / "run")
+    monkeypatch.undo()
+    assert find_newest(tmp_path / "run").name == "01-fit-00000001"
+    start(config, tmp_path / "run", resume=True)
+    assert_same_end(tmp_path / "run", stopped[0] / "whole")
+
+
+def test_a_failed_checkpoint_does_not_hide_the_error_that_ends_a_run(tmp_path, monkeypatch):
+    def fail(draft, *arguments):
+        raise CheckpointError("no room")
+
+    def is_due(checkpointer, taken):
+        # the first step is saved, and the second one dies before anybody has looked
+        if taken == 2:
+            raise Killed
+        return True
+
+    config = configure_stopped(**{"checkpoint.background": True, "checkpoint.every_steps": 1})
+    monkeypatch.setattr(Draft, "write", fail)
+    said = []
+    monkeypatch.setattr(Checkpointer, "is_due", is_due)
+    with pytest.raises(Killed):
+        start(config, tmp_path / "run", said.append)
+    assert said[-1] == "warning: no room"
+
+
+def test_checkpoints_of_a_task_share_what_its_steps_leave_alone(stopped):
+    newest, before = list_checkpoints(stopped[0] / "run" / "checkpoints")
+    assert before.name == "01-fit-00000002"
+    held, again = (path / "method.safetensors" for path in (newest, before))
+    assert held.samefile(again)
+    assert not (newest / "learner.safetensors").samefile(before / "learner.safetensors")
 
 
 def test_what_a_checkpoint_counts_on_is_on_the_disk_before_it(tmp_path, monkeypatch):

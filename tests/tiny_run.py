@@ -24,6 +24,7 @@ from torch.utils.data import Dataset, TensorDataset
 from transformers import BertTokenizer
 from transformers.models.vilt.image_processing_pil_vilt import ViltImageProcessorPil
 
+from mcit.checkpoint import digest_tensor
 from mcit.config.options import Kind, option
 from mcit.config.parse import override, parse
 from mcit.config.schema import RunConfig, TrainingConfig
@@ -35,7 +36,6 @@ from mcit.embedded.shapes import draw_shapes
 from mcit.method import Method, Stage
 from mcit.models.backbone import Backbone, Layer
 from mcit.models.learner import Learner
-from mcit.runner.learner_state import digest_tensor
 from mcit.runner.plan import Plan
 from mcit.runner.plan import resolve as resolve_plan
 from mcit.runner.result import Result
@@ -98,6 +98,8 @@ def configure(
         "order": order,
         "method": {"name": method},
         "training": {"log_every": 2},
+        # written at once: what comes before what does not depend on a thread
+        "checkpoint": {"background": False},
     }
     if world is None:
         recipe = {"epochs": 1, "batch_size": 16, "learning_rate": 0.05, "weight_decay": 5e-4}

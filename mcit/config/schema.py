@@ -162,6 +162,12 @@ class CheckpointConfig:
         help="checkpoints kept; the older one is the fallback if the newest is damaged",
         kind=Kind.PLACE,
     )
+    background: bool = option(
+        True,
+        help="write inside a task while training goes on, from a copy of what changed; false: "
+        "training waits, and nothing is copied",
+        kind=Kind.PLACE,
+    )
     importance: bool = option(
         True, help="keep each task's importance as a file, for `mcit explore`", kind=Kind.PLACE
     )

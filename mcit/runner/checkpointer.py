@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,13 @@ from typing import Any
 from mcit.checkpoint import (
     Checkpoint,
     DamagedError,
+    Draft,
+    Phase,
+    TensorFile,
     discard,
     list_checkpoints,
     prune_checkpoints,
     read_checkpoint,
-    write_checkpoint,
 )
 from mcit.config.identity import find_differences
 from mcit.config.schema import CheckpointConfig
@@ -59,10 +62,20 @@ class Checkpointer:
         self.provenance: Mapping[str, Any] = identity["provenance"]
         self._importance_files: dict[str, str] = {}
         self._damaged: list[Path] = []
+        # files that the next checkpoint may share
+        self._files: Mapping[str, TensorFile] = {}
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        # the checkpoint that is being written while training goes on
+        self._writing: Future[None] | None = None
         self._saved = time.monotonic()
 
     def is_due(self, taken: int) -> bool:
-        """Whether to save after so many steps of a task."""
+        """Whether to save after so many steps of a task.
+
+        Raise the error of a checkpoint that could not be written meanwhile.
+        """
+        if self._writing is not None and self._writing.done():
+            self.settle()
         steps = self.config.every_steps
         minutes = self.config.every_minutes
         if steps is not None and taken % steps == 0:
@@ -70,7 +83,11 @@ class Checkpointer:
         return minutes is not None and time.monotonic() - self._saved >= 60 * minutes
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Write a checkpoint, and remove the oldest once it is complete."""
+        """Write a checkpoint, and remove the oldest once it is complete.
+
+        One inside a task is written while training goes on; `settle` waits for it.
+        """
+        self.settle()
         if self.main:
             whole = replace(
                 checkpoint,
@@ -78,10 +95,20 @@ class Checkpointer:
                 importance_files=dict(self._importance_files),
             )
             path = self.folder / checkpoint.position.name
-            write_checkpoint(path, whole)
-            self._damaged = [damaged for damaged in self._damaged if damaged != path]
-            self._prune(self.config.keep)
+            background = self.config.background and checkpoint.position.phase is Phase.FIT
+            draft = Draft(path, whole, self._files, copy=background)
+            if background:
+                self._writing = self._executor.submit(self._write, draft)
+            else:
+                self._write(draft)
         self._saved = time.monotonic()
+
+    def settle(self) -> None:
+        """Wait for a checkpoint that is being written; raise the error if it could not be."""
+        writing = self._writing
+        self._writing = None
+        if writing is not None:
+            writing.result()
 
     def save_importance(self, importance: Importance, index: int, task: str) -> None:
         """Write a task's importance as a file, if that is wanted."""
@@ -94,6 +121,7 @@ class Checkpointer:
 
     def finish(self) -> None:
         """Keep the last checkpoint only, which holds the final weights."""
+        self.settle()
         if self.main:
             self._prune(keep=1)
 
@@ -133,6 +161,11 @@ class Checkpointer:
             write_text(self.output / CONFIG, config)
         if scores["matrix"]:
             write_json(self.output / SCORES, scores)
+
+    def _write(self, draft: Draft) -> None:
+        self._files = draft.write()
+        self._damaged = [damaged for damaged in self._damaged if damaged != draft.path]
+        self._prune(self.config.keep)
 
     def _restart_log(self) -> str:
         """Keep a damaged log under another name; return what was done, in words."""

@@ -5,10 +5,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor
 
-from mcit.checkpoint import CheckpointError, LearnerState
+from mcit.checkpoint import CheckpointError, LearnerState, digest_tensor
 from mcit.models.learner import Learner
 
 
@@ -83,12 +82,3 @@ class LearnerStore:
                 self._digests[id(parameter)] = digest_tensor(parameter)
             whole.update(f"{name} {self._digests[id(parameter)]}\n".encode())
         return whole.hexdigest()
-
-
-def digest_tensor(tensor: Tensor) -> str:
-    """Return a digest of a tensor's type, shape and values."""
-    plain = tensor.detach().cpu().contiguous()
-    whole = hashlib.sha256(f"{plain.dtype} {list(plain.shape)}\n".encode())
-    if plain.numel():
-        whole.update(plain.view(-1).view(torch.uint8).numpy().data)
-    return whole.hexdigest()

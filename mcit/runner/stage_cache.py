@@ -24,6 +24,7 @@ from mcit.checkpoint import (
     Checkpoint,
     CheckpointError,
     DamagedError,
+    digest_tensor,
     discard,
     read_checkpoint,
     write_checkpoint,
@@ -36,7 +37,6 @@ from mcit.files import digest_file, make_folder
 from mcit.method import Method, Stage
 from mcit.models.learner import Learner
 from mcit.parallel.processes import broadcast
-from mcit.runner.learner_state import digest_tensor
 from mcit.runner.plan import Plan
 from mcit.task import Task
 from mcit.training.trainer import Trainer
