@@ -29,7 +29,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -51,7 +51,7 @@ Merge = Literal["sum", "online", "share", "latest"]
 # the type that importance is kept in; float32 stands for float64 too where weights have that
 ImportanceType = Literal["float32", "bfloat16"]
 FORMAT = "mcit consolidation 1"
-AUTO = "auto"
+AUTO: Final = "auto"
 
 NamedParameters = Iterable[tuple[str, nn.Parameter]]
 

@@ -30,8 +30,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Literal, get_args, get_origin, get_type_hints
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import torch
 import torch.nn.functional as F
@@ -442,25 +442,59 @@ def _check_shapes(logits: Tensor, target: Tensor) -> None:
 
 # --- what other code bases compute
 
+# options that say how much is read and how, and not what is computed
+FREE = ("samples", "shuffle", "seed", "update_buffers")
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """The importance of another code base over ours, for N examples in batches of B."""
+
+    formula: str
+    compute: Callable[[int, int], float]
+
+
+SAME = Ratio("1", lambda examples, batch_size: 1.0)
+LAST_INDEX = Ratio("N / (N − 1)", lambda examples, batch_size: examples / (examples - 1))
+FULL_BATCHES = Ratio(
+    "N / (⌈N/B⌉ B)",
+    lambda examples, batch_size: examples / (math.ceil(examples / batch_size) * batch_size),
+)
+
 
 @dataclass(frozen=True)
 class PeerSetting:
     """The estimator that computes what another code base does, and how strengths convert.
 
+    code: The code base and its version.
+    link: Where it is.
+    function: What computes the importance there.
+    computes: What that is.
     estimator: The setting.
-    factor: Their importance over ours, for a number of examples and a batch size.
     strength_per_lambda: Our strength for their lambda of 1, at equal importance.
-    note: What else their code does.
+    ratio: Their importance over ours.
     """
 
+    code: str
+    link: str
+    function: str
+    computes: str
     estimator: Estimator
-    factor: Callable[[int, int], float]
     strength_per_lambda: float
-    note: str
+    ratio: Ratio = SAME
+
+    def factor(self, examples: int, batch_size: int) -> float:
+        """Return their importance over ours, for so many examples in batches of a size."""
+        return self.ratio.compute(examples, batch_size)
 
     def strength(self, lamda: float, examples: int, batch_size: int) -> float:
         """Return our strength for their lambda, with importance over so many examples."""
         return lamda * self.strength_per_lambda * self.factor(examples, batch_size)
+
+    def options(self) -> dict[str, Any]:
+        """Return the options of the estimator that decide what is computed."""
+        names = [option.name for option in fields(Estimator) if option.name not in FREE]
+        return {name: getattr(self.estimator, name) for name in names}
 
 
 def peer(name: str) -> PeerSetting:
@@ -471,68 +505,75 @@ def peer(name: str) -> PeerSetting:
     return PEERS[name]
 
 
-def _same(examples: int, batch_size: int) -> float:
-    return 1.0
-
-
-def _over_last_index(examples: int, batch_size: int) -> float:
-    return examples / (examples - 1)
-
-
-def _over_full_batches(examples: int, batch_size: int) -> float:
-    return examples / (math.ceil(examples / batch_size) * batch_size)
-
+AVALANCHE = ("Avalanche 0.6.0", "https://github.com/ContinualAI/avalanche")
+FACIL = ("FACIL e09d2c8", "https://github.com/mmasana/FACIL")
+VAN_DE_VEN = ("GMvandeVen e6d795a", "https://github.com/GMvandeVen/continual-learning")
+MAMMOTH = ("Mammoth e75a491", "https://github.com/aimagelab/mammoth")
+EWC_DR_RELEASE = ("EWC-DR release adcaaeb", "https://github.com/scarlet0703/EWC-DR")
 
 PEERS = {
     "avalanche": PeerSetting(
-        Estimator(unit="batch"),
-        factor=_same,
+        *AVALANCHE,
+        function="`EWCPlugin`",
+        computes="squared batch-mean gradients, eval mode",
+        estimator=Estimator(unit="batch"),
         strength_per_lambda=2.0,
-        note="Avalanche 0.6, EWCPlugin: the penalty has no factor 1/2",
     ),
     "avalanche-mas": PeerSetting(
-        Estimator(
+        *AVALANCHE,
+        function="`MASPlugin`",
+        computes="absolute batch-mean gradient of ‖z‖², train mode; moves BatchNorm",
+        estimator=Estimator(
             score="output_norm", norm="squared_l2", unit="batch", mode="train", update_buffers=True
         ),
-        factor=_same,
         strength_per_lambda=2.0,
-        note="Avalanche 0.6, MASPlugin: the penalty has no factor 1/2; moves BatchNorm statistics",
     ),
     "facil": PeerSetting(
-        Estimator(labels="predicted", unit="batch", mode="train"),
-        factor=_same,
+        *FACIL,
+        function="`ewc` (`max_pred`, its default)",
+        computes="squared batch-mean gradients, the model's own labels, train mode, full batches, "
+        "backbone only",
+        estimator=Estimator(labels="predicted", unit="batch", mode="train"),
         strength_per_lambda=1.0,
-        note="FACIL, ewc with its default max_pred: full batches only (drop_last), backbone only",
     ),
     "facil-mas": PeerSetting(
-        Estimator(score="output_norm", unit="batch", mode="train"),
-        factor=_same,
+        *FACIL,
+        function="`mas`",
+        computes="absolute batch-mean gradient of ‖z‖, train mode, full batches, backbone only",
+        estimator=Estimator(score="output_norm", unit="batch", mode="train"),
         strength_per_lambda=1.0,
-        note="FACIL, mas: full batches only (drop_last), backbone only",
     ),
     "vandeven": PeerSetting(
-        Estimator(labels="all"),
-        factor=_over_last_index,
+        *VAN_DE_VEN,
+        function="`estimate_fisher`, labels `all`",
+        computes="the exact Fisher, divided by the last index and not by the count",
+        estimator=Estimator(labels="all"),
         strength_per_lambda=1.0,
-        note="GMvandeVen/continual-learning, labels all: divides by the last index, not the count",
+        ratio=LAST_INDEX,
     ),
     "mammoth": PeerSetting(
-        Estimator(weight="probability"),
-        factor=_over_full_batches,
+        *MAMMOTH,
+        function="`ewc_on`",
+        computes="per-example squares weighted by p(y), divided by batches × batch size; the "
+        "network stays in its mode",
+        estimator=Estimator(weight="probability"),
         strength_per_lambda=2.0,
-        note="Mammoth, ewc_on: the penalty has no factor 1/2; divides by batches times batch size;"
-        " leaves the network in its mode, where train normalizes single images",
+        ratio=FULL_BATCHES,
     ),
     "ewc-dr-release": PeerSetting(
-        Estimator(score="reversed", unit="batch", mode="train", cap=1e-4, update_buffers=True),
-        factor=_same,
+        *EWC_DR_RELEASE,
+        function="`EWCDR.getImportance`",
+        computes="squared batch-mean gradients of CE(−z, y), train mode, cap 1e-4; moves BatchNorm",
+        estimator=Estimator(
+            score="reversed", unit="batch", mode="train", cap=1e-4, update_buffers=True
+        ),
         strength_per_lambda=1.0,
-        note="EWC-DR release, getImportance: moves BatchNorm statistics",
     ),
     "ewc-release": PeerSetting(
-        Estimator(unit="batch", mode="train", cap=1e-4, update_buffers=True),
-        factor=_same,
+        *EWC_DR_RELEASE,
+        function="`EWC.getFisherDiagonal`",
+        computes="the same with CE(z, y)",
+        estimator=Estimator(unit="batch", mode="train", cap=1e-4, update_buffers=True),
         strength_per_lambda=1.0,
-        note="EWC-DR release, getFisherDiagonal of its EWC: moves BatchNorm statistics",
     ),
 }

@@ -41,6 +41,10 @@ if TYPE_CHECKING:
     from mcit.transport import Transport
 
 
+# by section, keys that stand for others: a plan replaces them (mcit/runner/plan.py)
+REPLACED = {"estimator": ("like", "lambda")}
+
+
 class UnknownName(McitError, LookupError):
     """A task or method that no file provides."""
 
@@ -321,7 +325,10 @@ def _read_options(category: Category, name: str) -> Mapping[str, Field] | None:
 
 def _check_keys(fields: Mapping[str, Field], options: Mapping[str, Any], where: str) -> list[str]:
     problems = []
+    replaced = REPLACED.get(where.rpartition(".")[2], ())
     for key, value in options.items():
+        if key in replaced:
+            continue
         if key not in fields:
             problems.append(describe_unknown_key(where, key, fields))
             continue

@@ -1,6 +1,7 @@
 """Write the pages of docs/ that are made from the program itself.
 
-python scripts/make_docs.py                 cli, configuration, methods, classifiers, tasks
+python scripts/make_docs.py                 cli, configuration, methods, classifiers, tasks,
+                                            and the table on the page fisher
 python scripts/make_docs.py --benchmarks    benchmarks, which takes some minutes
 """
 
@@ -26,6 +27,7 @@ from mcit.bench import consolidation, efcil, generative, start
 from mcit.cli import COMMANDS
 from mcit.config.options import Kind, OptionInfo, list_options
 from mcit.config.schema import RunConfig
+from mcit.estimator import PEERS
 from mcit.provenance import make_provenance
 from mcit.registry import CLASSIFIER, METHOD, TASK, TRANSPORT, Category, find_class, list_names
 
@@ -38,6 +40,8 @@ KINDS = {
     Kind.PLACE: "place",
 }
 # what is measured on how many threads
+PEERS_BEGIN = "<!-- peers: made by scripts/make_docs.py -->"
+PEERS_END = "<!-- end of peers -->"
 BENCHES = {"consolidation": 1, "efcil": 2, "generative": 1, "loading": 1, "start": 1}
 # figures of one batch, with the audit
 FIRST_BATCH = (
@@ -57,6 +61,34 @@ def main() -> None:
     for name, make in pages.items():
         (DOCS / f"{name}.md").write_text(make(), encoding="utf-8")
         print(f"docs/{name}.md")
+
+
+# --- parts of pages
+
+
+def write_fisher() -> str:
+    """Return the page of what other codes compute, with the table of their settings."""
+    page = (DOCS / "fisher.md").read_text(encoding="utf-8")
+    before, opening, rest = page.partition(PEERS_BEGIN)
+    _, ending, after = rest.partition(PEERS_END)
+    if not opening or not ending:
+        raise ValueError(f"docs/fisher.md must have the lines {PEERS_BEGIN} and {PEERS_END}")
+    table = "\n".join(_tabulate_peers())
+    return f"{before}{opening}\n\n{table}\n\n{ending}{after}"
+
+
+def _tabulate_peers() -> Iterator[str]:
+    """Yield a table of the settings that compute what other code bases do."""
+    heads = ("code", "function", "what it computes", "setting", "their importance / ours")
+    yield "| " + " | ".join((*heads, "our strength for λ = 1")) + " |"
+    yield "|---" * len(heads) + "|--:|"
+    named = ""
+    for name, setting in PEERS.items():
+        # a code base is named in the first of its rows
+        code = "" if setting.link == named else f"[{setting.code}]({setting.link})"
+        named = setting.link
+        cells = [code, setting.function, setting.computes, f"`{name}`", setting.ratio.formula]
+        yield "| " + " | ".join([*cells, f"{setting.strength_per_lambda:g}"]) + " |"
 
 
 # --- reference pages
@@ -516,6 +548,7 @@ PAGES = {
     "methods": write_methods,
     "classifiers": write_classifiers,
     "tasks": write_tasks,
+    "fisher": write_fisher,
 }
 
 if __name__ == "__main__":

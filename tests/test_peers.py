@@ -6,19 +6,26 @@ e75a491 and the EWC-DR release adcaaeb on three small networks: 22 examples, bat
 
 from __future__ import annotations
 
+import importlib
+import sys
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
+from tiny_run import begin_points, go_on, make_points
 from torch import Tensor, nn
 from torch.testing import assert_close
 
 from mcit import ConsolidationManager, Estimator, measure_importance, peer
+from mcit.config.files import load_config
 from mcit.errors import ConfigError
 from mcit.estimator import PEERS
+from mcit.methods.si import Si
+from mcit.runner.plan import resolve
 
 FOLDER = Path(__file__).parent / "fixtures" / "oracle" / "peers"
 BATCH = 8
@@ -194,6 +201,99 @@ def test_a_converted_strength_pulls_as_the_peer_s_lambda_does(name):
     assert_close(weight.grad, expected)
 
 
+# --- in a run
+
+
+def resolve_like(method, *assignments):
+    return resolve(load_config(None, {"order": "shapes:5x4", "method": method}, assignments))
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_a_run_takes_the_options_of_a_code_base_and_records_them(name):
+    # whatever the preset says of the method: its cap, unit and mode do not stay
+    method = resolve_like("ewc", f"method.estimator.like={name}").method
+    assert method.estimator == replace(peer(name).estimator, update_buffers=False)
+
+
+def test_options_beside_a_code_base_come_on_top():
+    like = ["method.estimator.like=facil", "method.estimator.labels=true"]
+    estimator = resolve_like("ewc", *like, "method.estimator.samples=64").method.estimator
+    assert estimator == Estimator(unit="batch", mode="train", samples=64)
+
+
+@pytest.mark.parametrize(("name", "strength"), [("avalanche", 20.0), ("ewc-dr-release", 10.0)])
+def test_a_lambda_becomes_the_strength_that_the_peer_s_setting_gives(name, strength):
+    like = [f"method.estimator.like={name}", "method.estimator.lambda=10"]
+    plan = resolve_like("ewc", *like)
+    assert plan.method.strength == strength == peer(name).strength(10, EXAMPLES, BATCH)
+    written = resolve_like("ewc", f"method.estimator.like={name}", f"method.strength={strength}")
+    assert plan.experiment() == written.experiment()
+
+
+def test_a_part_of_a_combination_takes_the_options_of_a_code_base():
+    like = ["methods.ewc.estimator.like=avalanche", "methods.ewc.estimator.lambda=3"]
+    method = resolve_like("lwf+ewc", *like).method
+    assert method.ewc.estimator == Estimator(unit="batch")
+    assert method.ewc.strength == 6.0
+
+
+@pytest.mark.parametrize(
+    ("method", "assignments", "words"),
+    [
+        ("ewc", ["like=avalanch"], r"no peer 'avalanch'; did you mean 'avalanche'\?"),
+        ("ewc", ["lambda=3"], "name it, such as --set method.estimator.like=avalanche"),
+        ("ewc", ["like=avalanche", "lambda=-1"], "lambda must be a number from 0, found -1"),
+        ("ewc", ["like=avalanche", "lambda=ten"], "lambda must be a number from 0, found 'ten'"),
+        ("ewc", ["like=mammoth", "lambda=3"], r"set method.strength to mcit.peer\('mammoth'\)"),
+        ("si", ["like=avalanche"], "method 'si' has no estimator"),
+    ],
+)
+def test_what_cannot_be_adopted_is_refused_in_one_sentence(method, assignments, words):
+    given = [f"method.estimator.{assignment}" for assignment in assignments]
+    with pytest.raises(ConfigError, match=words) as error:
+        resolve_like(method, *given)
+    assert len(error.value.problems) == 1
+
+
+def test_a_strength_and_a_lambda_are_one_too_many():
+    given = ["method.estimator.like=avalanche", "method.estimator.lambda=3", "method.strength=6"]
+    with pytest.raises(ConfigError, match="give one of them"):
+        resolve_like("ewc", *given)
+
+
+def test_a_code_base_that_moves_batchnorm_needs_a_run_that_does():
+    given = ["method.estimator.like=ewc-dr-release", "training.refresh_batchnorm=false"]
+    with pytest.raises(ConfigError, match=r"set training\.refresh_batchnorm=true"):
+        resolve_like("ewc", *given)
+
+
+def test_si_that_keeps_negative_parts_takes_no_implicit_step():
+    with pytest.raises(ConfigError, match="keeps negative importance"):
+        Si(strength=1.0, clip="none", penalty="proximal")
+
+
+def test_si_without_clipping_holds_what_the_path_says_and_restores_it():
+    method = Si(strength=1.0, clip="none")
+    stage, trainer = begin_points(make_points([2, 2, 2]), method)
+    trainer.fit(stage, method)
+    # as if these weights had raised the loss
+    next(iter(method.path.path.values())).neg_()
+    path = {name: value.clone() for name, value in method.path.path.items()}
+    start = {name: value.clone() for name, value in method.path.start.items()}
+    importance = method.end_task(stage).importance
+    weights = dict(stage.learner.named_parameters())
+    for name, value in importance.values.items():
+        motion = weights[name].detach() - start[name]
+        assert_close(value, path[name] / (motion**2 + 0.1))
+    assert min(float(value.min()) for value in importance.values.values()) < 0
+    assert "negative parts kept" in method.describe()
+    later = go_on(stage, method, trainer)
+    restored = Si(strength=1.0, clip="none")
+    restored.restore(later, method.state_dict())
+    for name, value in method.manager.importance.items():
+        assert torch.equal(restored.manager.importance[name], value)
+
+
 def test_mammoth_counts_the_last_batch_as_full():
     assert peer("mammoth").factor(22, 8) == 22 / 24
     assert peer("mammoth").factor(24, 8) == 1
@@ -202,6 +302,16 @@ def test_mammoth_counts_the_last_batch_as_full():
 def test_a_misspelt_peer_is_named_with_the_one_that_was_meant():
     with pytest.raises(ConfigError, match=r"no peer 'mamoth'; did you mean 'mammoth'\?"):
         Estimator.like("mamoth")
+
+
+def test_the_page_has_the_table_of_these_settings(monkeypatch):
+    root = Path(__file__).parent.parent
+    monkeypatch.syspath_prepend(root / "scripts")
+    # what it does to find mcit in a bare checkout
+    monkeypatch.setitem(sys.modules, "_checkout", ModuleType("_checkout"))
+    make_docs = importlib.import_module("make_docs")
+    page = (root / "docs" / "fisher.md").read_text(encoding="utf-8")
+    assert page == make_docs.write_fisher(), "run python scripts/make_docs.py"
 
 
 def test_every_preset_has_a_case():

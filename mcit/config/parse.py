@@ -203,6 +203,9 @@ class _Reader:
         return None
 
     def _read_choice(self, choices: tuple, value: Any, where: str) -> Any:
+        if isinstance(value, bool):
+            # YAML takes the words true and false for something else
+            value = str(value).lower()
         for choice in choices:
             if value == choice and type(value) is type(choice):
                 return value

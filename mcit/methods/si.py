@@ -7,6 +7,9 @@ During task t    path -= g * step, g the task's own gradient before the penalty 
 After task t     importance += max(0, path) / ((theta - theta_start)^2 + damping)
                  anchor = theta
 In later tasks   grad += strength * importance * (theta - anchor)
+
+Differs from FACIL, which keeps negative parts (`clip=none`) and has no factor 1/2 in its penalty:
+its lambda is half our strength.
 """
 
 from __future__ import annotations
@@ -17,16 +20,16 @@ from typing import Any
 
 from mcit.config.options import option
 from mcit.consolidating import ConsolidatingMethod, refuse_estimator
-from mcit.consolidation import Merge
+from mcit.consolidation import ConsolidationManager, Merge
 from mcit.errors import ConfigError
 from mcit.importance import Importance
 from mcit.method import Stage, Step
-from mcit.path_integral import PathIntegral
+from mcit.path_integral import SIGNS, Clip, PathIntegral
 
 
 @dataclass
 class Si(ConsolidatingMethod):
-    """SI with negative parts of the path clipped."""
+    """SI, by default with negative parts of the path clipped."""
 
     name = "si"
     # the steps are, but the path is gathered along them
@@ -34,6 +37,12 @@ class Si(ConsolidatingMethod):
     # importance adds up, the anchor is the latest
     merge: Merge = "online"
     damping: float = option(0.1, help="added to the squared motion of a weight")
+    clip: Clip = option(
+        "relu",
+        help="negative parts of the path, which raised the loss: `relu` drops them, `abs` counts "
+        "them as positive, `none` keeps them, as FACIL does",
+        newer=True,
+    )
     path: PathIntegral | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -41,6 +50,13 @@ class Si(ConsolidatingMethod):
         refuse_estimator(self)
         if not self.damping > 0:
             raise ConfigError([f"method.damping must be above 0, found {self.damping:g}"])
+        if self.clip == "none" and self.penalty == "proximal":
+            raise ConfigError(
+                [
+                    "method.clip none keeps negative importance, which an implicit step cannot "
+                    "hold: set method.penalty=gradient, or method.clip=relu"
+                ]
+            )
 
     def begin_task(self, stage: Stage) -> Sequence[str]:
         warnings = super().begin_task(stage)
@@ -90,15 +106,24 @@ class Si(ConsolidatingMethod):
         held = f"{self.describe_strength()}, {self.describe_merge()}, {self.penalty} penalty"
         return (
             f"path integral of the task gradient (SI): damping {self.damping:g}; "
-            f"negative parts clipped; {held}"
+            f"{SIGNS[self.clip]}; {held}"
         )
 
+    def _make_manager(self, stage: Stage) -> ConsolidationManager:
+        manager = super()._make_manager(stage)
+        # a state that is loaded may have negative importance, by the path's clip
+        manager.path = self._make_path(stage)
+        return manager
+
     def _begin_path(self, stage: Stage) -> PathIntegral:
+        path = self._make_path(stage)
+        self.path = path
+        self.active_manager.path = path
+        return path
+
+    def _make_path(self, stage: Stage) -> PathIntegral:
         shared = []
         for name, parameter in stage.learner.named_parameters():
             if stage.is_shared(name):
                 shared.append((name, parameter))
-        path = PathIntegral(shared, self.damping)
-        self.path = path
-        self.active_manager.path = path
-        return path
+        return PathIntegral(shared, self.damping, self.clip)

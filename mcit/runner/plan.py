@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
@@ -21,6 +22,7 @@ from mcit.config.schema import RECIPE, RunConfig
 from mcit.consolidation import AUTO
 from mcit.embedded.benchmark import read_settings
 from mcit.errors import ConfigError, DataError
+from mcit.estimator import FREE, SAME, PeerSetting, peer
 from mcit.method import Method
 from mcit.models.learner import Learner
 from mcit.registry import (
@@ -239,11 +241,12 @@ def _make_method(config: RunConfig, problems: list[str]) -> tuple[Method | None,
             options = _join_options(config, chosen, options_of, missing)
         else:
             options = layer(options_of.get(chosen, {}), config.method.options)
-            if _lacks_strength(chosen, options):
+            if _lacks_strength(chosen, options) and not _gives_lambda(options):
                 key = "method.strength"
                 missing.append(_explain_missing_strength(config, chosen, options_of, key))
                 # nothing is made of it: what else is wrong with the options is found too
                 options["strength"] = 0.0
+            options = _adopt_peer(options, config.method.options, config)
             _aim(chosen, options, config.stiffness)
         return parse(chosen, options, where="method"), missing
     except UnknownName as error:
@@ -263,11 +266,13 @@ def _join_options(
     given = {key.replace("-", "_"): value for key, value in config.method.options.items()}
     joined: dict[str, Any] = {}
     for name, part in chosen.sections().items():
-        options = layer(options_of.get(part, {}), given.pop(name, {}))
-        if _lacks_strength(part, options):
+        own = given.pop(name, {})
+        options = layer(options_of.get(part, {}), own)
+        if _lacks_strength(part, options) and not _gives_lambda(options):
             key = f"methods.{name}.strength"
             missing.append(_explain_missing_strength(config, part, options_of, key))
             options["strength"] = 0.0
+        options = _adopt_peer(options, own, config)
         _aim(part, options, config.stiffness)
         joined[name] = options
     # what is left belongs to no part, and is refused with the rest
@@ -366,6 +371,64 @@ def _aim(method: type[Method], options: dict[str, Any], stiffness: float | None)
             ]
         )
     options.setdefault("stiffness", stiffness)
+
+
+def _gives_lambda(options: Mapping[str, Any]) -> bool:
+    """Whether the strength is given in the unit of another code base."""
+    section = options.get("estimator")
+    return isinstance(section, Mapping) and "lambda" in section
+
+
+def _adopt_peer(
+    options: dict[str, Any], given: Mapping[str, Any], config: RunConfig
+) -> dict[str, Any]:
+    """Return options with the settings of a code base in place of `estimator.like`.
+
+    `estimator.lambda` becomes the strength. given: what comes on top of configuration files, and
+    so of the code base's settings too.
+    """
+    section = options.get("estimator")
+    if not isinstance(section, Mapping) or not {"like", "lambda"} & section.keys():
+        return options
+    if "like" not in section:
+        raise ConfigError(
+            [
+                "method.estimator.lambda is a strength in the unit of another code base: name it, "
+                "such as --set method.estimator.like=avalanche"
+            ]
+        )
+    setting = peer(str(section["like"]))
+    if setting.estimator.update_buffers and not config.training.refresh_batchnorm:
+        raise ConfigError(
+            [
+                f"method.estimator.like {section['like']!r} moves BatchNorm's statistics, which a "
+                "run does for every method or for none: set training.refresh_batchnorm=true"
+            ]
+        )
+    kept = {name: value for name, value in section.items() if name in FREE}
+    own = given.get("estimator", {})
+    on_top = {name: value for name, value in own.items() if name not in ("like", "lambda")}
+    adopted = {**options, "estimator": {**setting.options(), **kept, **on_top}}
+    if "lambda" in section:
+        if "strength" in given:
+            raise ConfigError(["method.strength and method.estimator.lambda: give one of them"])
+        adopted["strength"] = _convert_lambda(section["like"], setting, section["lambda"])
+    return adopted
+
+
+def _convert_lambda(name: str, setting: PeerSetting, lamda: Any) -> float:
+    """Return the strength that a lambda of another code base is."""
+    if type(lamda) not in (int, float) or not 0 <= lamda < math.inf:
+        raise ConfigError([f"method.estimator.lambda must be a number from 0, found {lamda!r}"])
+    if setting.ratio is not SAME:
+        raise ConfigError(
+            [
+                f"a lambda of {name!r} depends on the data: importance there is "
+                f"{setting.ratio.formula} of ours, with N examples in batches of B; set "
+                f"method.strength to mcit.peer({name!r}).strength({lamda:g}, N, B)"
+            ]
+        )
+    return lamda * setting.strength_per_lambda
 
 
 def _explain_missing_strength(
