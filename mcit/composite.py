@@ -182,6 +182,7 @@ def compose(methods: Sequence[type[Method]]) -> type[Composite]:
         "first_task_is_finetuning": all(method.first_task_is_finetuning for method in methods),
         "keeps_examples": any(method.keeps_examples for method in methods),
         "trains_head": all(method.trains_head for method in methods),
+        "works_sharded": all(method.works_sharded for method in methods),
         "uses_every_head": any(method.uses_every_head for method in methods),
     }
     for attribute in EXCLUSIVE_ATTRIBUTES:

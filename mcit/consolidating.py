@@ -32,6 +32,7 @@ class ConsolidatingMethod(Method):
     """Measure importance after each task, and hold the weights that later tasks share."""
 
     first_task_is_finetuning = True
+    works_sharded = True
     # an importance and an anchor
     bytes_per_weight = 8
     measures_importance = True

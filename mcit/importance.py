@@ -508,6 +508,7 @@ def _measure_together(
             else:
                 gradients.add_each(vectors, part.counted)
         before += len(vectors[0])
+    gradients.finish()
     count = gradients.batches if by_batch else gradients.examples
     path = "batch" if by_batch else "network"
     return _Totals(gradients.sums, count, gradients.examples, dict.fromkeys(parameters, path))

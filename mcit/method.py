@@ -135,6 +135,9 @@ class Method:
     # Whether every step's loss looks at all heads that train, where that is more than one.
     uses_every_head: ClassVar[bool] = False
 
+    # Whether it works on weights of which every process holds a part (FSDP2).
+    works_sharded: ClassVar[bool] = False
+
     def parts(self) -> Sequence[Method]:
         """Return the methods that this one is made of: itself, unless it is a combination."""
         return [self]

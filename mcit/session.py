@@ -8,7 +8,7 @@ and interruption.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -28,6 +28,7 @@ from mcit.checkpoint import (
     DamagedError,
     Phase,
     Position,
+    State,
     list_checkpoints,
     read_state,
 )
@@ -39,8 +40,12 @@ from mcit.files import write_json, write_text
 from mcit.importance import Importance
 from mcit.method import Method, Outcome, Stage
 from mcit.metrics import average_seen
+from mcit.models.learner import Learner
+from mcit.models.sharding import shard
+from mcit.parallel.fsdp import wants_sharding
 from mcit.parallel.launch import choose_precision, find_precision_problems, make_accelerator
 from mcit.parallel.processes import any_process, gather
+from mcit.parallel.sharded import distribute, gather_state
 from mcit.provenance import make_provenance
 from mcit.runner.checkpointer import Checkpointer
 from mcit.runner.interruption import Interrupted, Interruption
@@ -111,12 +116,22 @@ class Session:
         self.batches = batches
         precision = choose_precision(config.training.mixed_precision)
         self.accelerator = make_accelerator(precision, **accelerator)
-        self.trainer = Trainer(config.training, self.accelerator, config.seed)
+        self.sharded = wants_sharding()
+        self.trainer = Trainer(config.training, self.accelerator, config.seed, self.sharded)
         self.trainer.seed_stage(0)
-        self.learner = plan.build_learner().to(self.accelerator.device)
+        self.learner = self._build_learner()
         self.store = LearnerStore(self.learner)
         for task in plan.tasks:
             task.fit_to(self.learner.processor)
+
+    def _build_learner(self) -> Learner:
+        """Return the learner on the device, or its parts on the devices of all processes."""
+        learner = self.plan.build_learner()
+        if not self.sharded:
+            return learner.to(self.accelerator.device)
+        adapted = self.plan.config.model.lora.rank > 0
+        shard(learner.encoder, self.accelerator.device, adapted)
+        return learner
 
     def stage(self, index: int) -> Stage:
         """Return the stage of a task."""
@@ -216,13 +231,19 @@ class Session:
         scaler = self.accelerator.scaler
         return Checkpoint(
             position=Position(stage.index, stage.task.name, phase, step, steps),
-            learner=self.store.take(),
-            method=self.method.state_dict(),
+            learner=self.store.take(self.accelerator.is_main_process),
+            method=self._gather(self.method.state_dict()),
             answering=self.answering.state_dict(),
             random=gather(capture_random()),
             scaler=None if scaler is None else scaler.state_dict(),
             **more,
         )
+
+    def _gather(self, state: State) -> State:
+        """Return a state with whole tensors, which the main process writes."""
+        if not self.sharded:
+            return state
+        return gather_state(state, self.accelerator.is_main_process)
 
 
 class RunSession(Session):
@@ -246,6 +267,10 @@ class RunSession(Session):
         progress: bool = True,
         say: Say = print,
     ):
+        if cache is not None and wants_sharding():
+            raise ConfigError(
+                ["a run on sharded weights shares no stages with others: leave --stage-cache out"]
+            )
         tracker = tracker or plan.config.tracker
         super().__init__(plan, progress=progress, log_with=tracker, project_dir=output)
         self.main = self.accelerator.is_main_process
@@ -342,6 +367,8 @@ class RunSession(Session):
     def conclude(self, stage: Stage) -> Outcome:
         with Stopwatch(self.result.cost, "end_task_seconds"), self._explaining(stage, "measuring"):
             outcome = super().conclude(stage)
+        if self.sharded and outcome.importance is not None:
+            outcome = replace(outcome, importance=self._gather_importance(outcome.importance))
         for note in outcome.notes:
             self.say(f"{stage.task.name}: {note}")
         self._warn(stage, outcome.warnings)
@@ -366,6 +393,12 @@ class RunSession(Session):
             if self.cache is not None:
                 self.cache.store(stage, _with_importance(checkpoint, outcome.importance))
 
+    def _gather_importance(self, importance: Importance) -> Importance:
+        """Return whole importance in the main process, which writes it, and none in others."""
+        values = self._gather(importance.values)
+        whole = {name: value for name, value in values.items() if value is not None}
+        return replace(importance, values=whole)
+
     def _identify(self) -> dict[str, Any]:
         """Return what a run and its continuation have in common, and where it comes from."""
         plan = self.plan
@@ -373,6 +406,9 @@ class RunSession(Session):
             "processes": self.accelerator.num_processes,
             "precision": self.accelerator.mixed_precision,
         }
+        if self.sharded:
+            # parameters are in another order in the optimizer
+            launch["sharded"] = True
         return {
             "experiment": plan.experiment(),
             "data": plan.describe_data(),
@@ -453,7 +489,7 @@ class RunSession(Session):
             step=step,
             steps=steps,
             # the rest of an optimizer comes from the recipe; the rate is set at every step
-            optimizer=None if optimizer is None else optimizer.state_dict()["state"],
+            optimizer=None if optimizer is None else self._gather(optimizer.state_dict()["state"]),
             result=result,
             before=None if phase is Phase.DONE else self.before,
             log=self.log.settle(),
@@ -528,8 +564,10 @@ class RunSession(Session):
 
     def _restore_optimizer(self, checkpoint: Checkpoint, optimizer: Optimizer) -> None:
         """Restore the optimizer inside a task, then the random states."""
-        state = {**optimizer.state_dict(), "state": checkpoint.optimizer}
-        optimizer.load_state_dict(state)
+        saved = checkpoint.optimizer or {}
+        if self.sharded:
+            saved = self._divide(optimizer, saved)
+        optimizer.load_state_dict({**optimizer.state_dict(), "state": saved})
         for parameter, moments in optimizer.state.items():
             for name, value in moments.items():
                 if isinstance(value, Tensor) and value.shape == parameter.shape:
@@ -537,6 +575,18 @@ class RunSession(Session):
                     empty = torch.empty_like(parameter, dtype=value.dtype)
                     moments[name] = empty.copy_(value)
         self.restore_random(checkpoint)
+
+    def _divide(self, optimizer: Optimizer, state: Mapping[Any, Any]) -> dict[Any, Any]:
+        """Return a saved state by number of parameter, with moments sharded as the weights are."""
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        divided = {}
+        for number, moments in state.items():
+            parameter = parameters[number]
+            divided[number] = dict(moments)
+            for name, value in moments.items():
+                if isinstance(value, Tensor) and value.shape == parameter.shape:
+                    divided[number][name] = distribute(value, parameter)
+        return divided
 
     def _warn(self, stage: Stage, warnings: Sequence[str]) -> None:
         for warning in warnings:
@@ -549,7 +599,10 @@ class RunSession(Session):
         try:
             yield
         except FloatingPointError as error:
-            lines = [str(error), *self.method.explain_divergence(stage.task.recipe)]
+            lines = [str(error)]
+            if not self.sharded:
+                # of sharded weights all processes would have to look, and one may be here alone
+                lines += self.method.explain_divergence(stage.task.recipe)
             lines.append(self._describe_newest())
             raise DivergedError("\n  ".join(lines)) from error
         except (MemoryError, RuntimeError) as error:

@@ -12,12 +12,14 @@ from accelerate.utils.launch import prepare_multi_gpu_env, prepare_simple_launch
 
 from mcit.config.files import find_config
 from mcit.errors import ConfigError
-from mcit.parallel.launch import choose_precision, find_missing, find_problems, join_processes
+from mcit.parallel.fsdp import find_sharding_problems, wants_sharding
+from mcit.parallel.launch import choose_precision, find_missing, join_processes
 
 FOLDER = Path(__file__).parent.parent / "configs" / "accelerate"
 EXPECTED = {
     "cpu2": (DistributedType.MULTI_GPU, 2, 1, "no"),
-    "fsdp": (DistributedType.FSDP, 8, 1, "bf16"),
+    "fsdp2": (DistributedType.FSDP, 8, 1, "bf16"),
+    "fsdp2_cpu2": (DistributedType.FSDP, 2, 1, "no"),
     "gpu1": (DistributedType.NO, 1, 1, "bf16"),
     "gpu8": (DistributedType.MULTI_GPU, 8, 1, "bf16"),
     "nodes2": (DistributedType.MULTI_GPU, 16, 2, "bf16"),
@@ -72,7 +74,7 @@ def test_the_file_for_cpus_starts_as_many_processes_as_it_says(options, count):
     assert several
     assert arguments.nproc_per_node == count
     assert find_missing({**environment, "WORLD_SIZE": count, "LOCAL_RANK": "0"}) is None
-    assert not find_problems(environment)
+    assert not find_sharding_problems(environment)
 
 
 def test_two_nodes_share_the_processes():
@@ -84,18 +86,18 @@ def test_two_nodes_share_the_processes():
     assert (arguments.nproc_per_node, arguments.nnodes, arguments.node_rank) == ("8", "2", 1)
 
 
-def test_the_file_for_sharding_means_fsdp2_and_the_runner_says_that_it_does_not_shard(monkeypatch):
-    arguments, several = plan_launch("--config_file", str(FOLDER / "fsdp.yaml"))
+@pytest.mark.parametrize("name", ["fsdp2", "fsdp2_cpu2"])
+def test_the_files_for_sharding_ask_for_nothing_that_a_run_cannot_do(monkeypatch, name):
+    arguments, several = plan_launch("--config_file", str(FOLDER / f"{name}.yaml"))
     environment = prepare_multi_gpu_env(arguments)
     assert several
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
+    for variable, value in environment.items():
+        monkeypatch.setenv(variable, value)
     plugin = FullyShardedDataParallelPlugin()
     assert (plugin.fsdp_version, plugin.reshard_after_forward) == (2, True)
-    with pytest.raises(
-        ConfigError, match=r"does not shard parameters \(FSDP\).*configs/accelerate/gpu8.yaml"
-    ):
-        join_processes()
+    launched = {**environment, "WORLD_SIZE": arguments.nproc_per_node}
+    assert wants_sharding(launched)
+    assert not find_sharding_problems(launched)
 
 
 @pytest.mark.parametrize("options", [("--cpu", "--num_processes", "2"), ("--num_processes", "2")])
@@ -112,7 +114,7 @@ def test_a_launch_that_starts_one_process_of_several_is_reported(options):
 def test_a_launch_of_one_process_is_not_reported(options):
     _, environment = prepare_simple_launcher_cmd_env(plan_launch(*options)[0])
     assert find_missing(environment) is None
-    assert not find_problems(environment)
+    assert not find_sharding_problems(environment)
 
 
 def test_a_process_without_a_launcher_is_not_reported():

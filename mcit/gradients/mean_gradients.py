@@ -28,6 +28,8 @@ class MeanGradients:
         self.device = next(iter(self.sums.values())).device
         self.rank, self.world = process_rank()
         self.sharded = any(is_sharded(parameter) for parameter in parameters.values())
+        # whether `sums` are of this process's examples alone
+        self.apart = False
         self.batches = 0
         self.examples = 0
         self._check_meshes()
@@ -46,6 +48,10 @@ class MeanGradients:
     def add_each(self, vectors: Sequence[Tensor], counted: bool) -> None:
         """Add the gradient of every score of every process, for all vectors [examples]."""
         counts = gather_counts(len(vectors[0]) if counted else 0, self.device)
+        self.examples += sum(counts)
+        if not self.sharded:
+            self._add_own(vectors, counts)
+            return
         for vector in vectors:
             # the other processes add a zero loss, so that FSDP's collectives run everywhere
             nothing = vector.sum() * 0
@@ -53,7 +59,30 @@ class MeanGradients:
                 for place in range(count):
                     loss = vector[place] if owner == self.rank else nothing
                     self._add(loss, retain_graph=True)
-        self.examples += sum(counts)
+
+    def _add_own(self, vectors: Sequence[Tensor], counts: Sequence[int]) -> None:
+        """Add the gradients of this process's scores, in step with the others.
+
+        The weights between them and what is measured are sharded, and gathered by all at a time.
+        """
+        parameters = list(self.parameters.values())
+        for vector in vectors:
+            for place in range(max(counts)):
+                counts_here = place < counts[self.rank]
+                loss = vector[place] if counts_here else vector.sum() * 0
+                gradients = torch.autograd.grad(
+                    loss, parameters, allow_unused=True, retain_graph=True
+                )
+                for name, gradient in zip(self.parameters, gradients, strict=True):
+                    if gradient is not None and counts_here:
+                        self._add_square(name, gradient)
+        self.apart = True
+
+    def finish(self) -> None:
+        """Add up what processes have summed of their own examples."""
+        if self.apart:
+            sum_over_processes(self.sums.values())
+            self.apart = False
 
     def _add(self, loss: Tensor, retain_graph: bool) -> None:
         gradients = self._differentiate(loss, retain_graph)
@@ -61,8 +90,11 @@ class MeanGradients:
             if self.world > 1 and not is_sharded(parameter):
                 gradient = self._sum_over_processes(parameter, gradient)
             if gradient is not None:
-                total = self.sums[name]
-                total += magnitude(to_local(gradient).to(total.dtype), self.absolute)
+                self._add_square(name, gradient)
+
+    def _add_square(self, name: str, gradient: Tensor) -> None:
+        total = self.sums[name]
+        total += magnitude(to_local(gradient).to(total.dtype), self.absolute)
 
     def _differentiate(self, loss: Tensor, retain_graph: bool) -> Sequence[Tensor | None]:
         """Return this process's gradients; those of sharded parameters are of all losses' sum."""

@@ -23,6 +23,7 @@ class Finetune(Method):
     name = "finetune"
     first_task_is_finetuning = True
     steps_move_network_only = True
+    works_sharded = True
     fresh_pairs: bool = option(False, help="a LoRA pair for every task, instead of one for all")
 
     def find_problems(self, tasks: Sequence[Task], model: ModelConfig) -> list[str]:

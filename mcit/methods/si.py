@@ -18,12 +18,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import Tensor
+
 from mcit.config.options import option
 from mcit.consolidating import ConsolidatingMethod, refuse_estimator
 from mcit.consolidation import ConsolidationManager, Merge
 from mcit.errors import ConfigError
 from mcit.importance import Importance
 from mcit.method import Stage, Step
+from mcit.parallel.sharded import distribute, from_local, to_local
 from mcit.path_integral import SIGNS, Clip, PathIntegral
 
 
@@ -91,8 +94,8 @@ class Si(ConsolidatingMethod):
             return {}
         return {
             "manager": super().state_dict(),
-            "start": self.path.start,
-            "path": self.path.path,
+            "start": self._name_parts(self.path.start),
+            "path": self._name_parts(self.path.path),
         }
 
     def restore(self, stage: Stage, state: Mapping[str, Any]) -> None:
@@ -100,7 +103,7 @@ class Si(ConsolidatingMethod):
         path = self._begin_path(stage)
         for saved, kept in ((state["start"], path.start), (state["path"], path.path)):
             for name, value in kept.items():
-                value.copy_(saved[name])
+                value.copy_(to_local(distribute(saved[name], path.parameters[name].detach())))
 
     def describe(self) -> str:
         held = f"{self.describe_strength()}, {self.describe_merge()}, {self.penalty} penalty"
@@ -114,6 +117,11 @@ class Si(ConsolidatingMethod):
         # a state that is loaded may have negative importance, by the path's clip
         manager.path = self._make_path(stage)
         return manager
+
+    def _name_parts(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return this process's parts as the sharded tensors that they are parts of."""
+        parameters = self.active_path.parameters
+        return {name: from_local(part, parameters[name].detach()) for name, part in parts.items()}
 
     def _begin_path(self, stage: Stage) -> PathIntegral:
         path = self._make_path(stage)

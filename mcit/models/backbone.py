@@ -46,6 +46,8 @@ class Backbone(nn.Module, ABC):
     lora_targets: tuple[str, ...] = ()
     # whether its weights were learned before the run
     pretrained: bool = True
+    # methods of `entry` besides its forward by which passes begin
+    entry_methods: tuple[str, ...] = ()
     width: int
 
     @abstractmethod
@@ -58,6 +60,10 @@ class Backbone(nn.Module, ABC):
 
     def network(self) -> nn.Module:
         """Return the module that adapters are put into and that `save_pretrained` writes."""
+        return self
+
+    def entry(self) -> nn.Module:
+        """Return the module whose forward every pass begins with; weights are sharded below it."""
         return self
 
     def freeze_bottom(self, count: int) -> None:

@@ -71,6 +71,7 @@ class GenerativeBackbone(Backbone):
     """A language model with, or without, a vision tower and a projector in front of it."""
 
     reads = frozenset({"images", "texts"})
+    entry_methods = ("generate",)
 
     def __init__(self, model: Any, reads_images: bool = True):
         super().__init__()
@@ -87,6 +88,9 @@ class GenerativeBackbone(Backbone):
         model.generation_config = _without_sampling(model.generation_config)
 
     def network(self) -> nn.Module:
+        return self.model
+
+    def entry(self) -> nn.Module:
         return self.model
 
     def choose_trained(self, parts: Sequence[str], adapted: bool) -> None:

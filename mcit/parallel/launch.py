@@ -15,14 +15,9 @@ from accelerate import Accelerator, PartialState
 from accelerate.state import AcceleratorState
 
 from mcit.errors import ConfigError
+from mcit.parallel.fsdp import find_sharding_problems, is_set
 
 CPU_FILE = "configs/accelerate/cpu2.yaml"
-# variables that `accelerate launch` sets for parameters that are not whole in any process
-SHARDING = {
-    "ACCELERATE_USE_FSDP": "FSDP",
-    "ACCELERATE_USE_DEEPSPEED": "DeepSpeed",
-    "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",
-}
 MPI_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 ACCELERATE = (
     ("accelerate", "launch"),
@@ -58,14 +53,14 @@ def join_processes() -> PartialState:
 
     Without a GPU they meet over gloo: accelerate by itself would take each for the only one.
     """
-    problems = find_problems(os.environ)
+    problems = find_sharding_problems(os.environ)
     if problems:
         raise ConfigError(problems)
     started = int(os.environ.get("WORLD_SIZE", "1"))
     if started > 1 and not torch.accelerator.is_available():
         # read by the Accelerator, which is made later
         os.environ["ACCELERATE_USE_CPU"] = "true"
-    state = PartialState(cpu=_is_set(os.environ, "ACCELERATE_USE_CPU"))
+    state = PartialState(cpu=is_set(os.environ, "ACCELERATE_USE_CPU"))
     if state.num_processes < started:
         device = state.device.type
         raise ConfigError(
@@ -75,20 +70,6 @@ def join_processes() -> PartialState:
             ]
         )
     return state
-
-
-def find_problems(environment: Mapping[str, str]) -> list[str]:
-    """Return what the launcher asks for that the runner does not do."""
-    problems = []
-    for name, kind in SHARDING.items():
-        if _is_set(environment, name):
-            problems.append(
-                f"the runner does not shard parameters ({kind}): heads grow between tasks, and the "
-                "models it trains fit one device; launch it with configs/accelerate/gpu8.yaml (or "
-                "--multi_gpu). In a loop of your own, ConsolidationManager and measure_importance "
-                "work on FSDP2 shards: see docs/scaling.md"
-            )
-    return problems
 
 
 def choose_precision(asked: str | None) -> str:
@@ -195,7 +176,3 @@ def _shorten_program(words: list[str]) -> list[str]:
     if words[1].startswith("-") or len(words) == 2:
         return ["python", *words[1:]]
     return [Path(words[1]).name, *words[2:]]
-
-
-def _is_set(environment: Mapping[str, str], name: str) -> bool:
-    return environment.get(name, "").lower() in ("1", "true", "yes", "on")

@@ -6,7 +6,7 @@ All functions also take ordinary tensors, which are their own and only part, at 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
 import torch
@@ -71,6 +71,67 @@ def full(tensor: Tensor) -> Tensor:
     if is_sharded(tensor):
         return tensor.full_tensor()
     return tensor
+
+
+def separate(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
+    """Return a list of sharded tensors and one of others, if any: no operation takes both."""
+    tensors = list(tensors)
+    sharded: list[Tensor] = [tensor for tensor in tensors if is_sharded(tensor)]
+    ordinary = [tensor for tensor in tensors if not is_sharded(tensor)]
+    return [each for each in (sharded, ordinary) if each]
+
+
+@torch.no_grad()
+def average_whole_gradients(parameters: Iterable[Tensor]) -> None:
+    """Average over processes the gradients of parameters that are not sharded, as DDP would.
+
+    FSDP has averaged those of the others. All processes must call.
+    """
+    gradients = [p.grad for p in parameters if p.grad is not None and not is_sharded(p)]
+    alike: dict[torch.dtype, list[Tensor]] = {}
+    for gradient in gradients:
+        alike.setdefault(gradient.dtype, []).append(gradient)
+    for group in alike.values():
+        # in one message
+        flat = torch.cat([gradient.flatten() for gradient in group])
+        dist.all_reduce(flat)
+        flat /= dist.get_world_size()
+        sizes = [gradient.numel() for gradient in group]
+        for gradient, part in zip(group, flat.split(sizes), strict=True):
+            gradient.copy_(part.view_as(gradient))
+
+
+@torch.no_grad()
+def measure_norm(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the norm of all tensors as one vector. All processes must call."""
+    squares = []
+    for tensor in tensors:
+        length = torch.linalg.vector_norm(to_local(tensor), dtype=torch.float64)
+        squares.append((tensor, length.square()))
+    return reduce_parts(squares).sqrt()
+
+
+def gather_state(state: Any, keep: bool) -> Any:
+    """Return a nested state with whole tensors, on the CPU, in place of sharded ones.
+
+    All processes must call. One that is not to keep them gets None in their place.
+    """
+    if isinstance(state, Tensor) and is_sharded(state):
+        # one at a time: a device never holds all of a model
+        whole = full(state.detach())
+        return whole.cpu() if keep else None
+    if isinstance(state, Mapping):
+        return {key: gather_state(value, keep) for key, value in state.items()}
+    if isinstance(state, (list, tuple)):
+        return [gather_state(value, keep) for value in state]
+    return state
+
+
+def distribute(value: Tensor, like: Tensor) -> Tensor:
+    """Return a whole tensor sharded as `like` is; as it is if that is not sharded."""
+    if not is_sharded(like):
+        return value
+    return from_local(shard_like(value, like), like)
 
 
 def reduce_parts(numbers: Iterable[tuple[Tensor, Tensor]], reduction: Reduction = "sum") -> Tensor:

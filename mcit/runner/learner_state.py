@@ -9,6 +9,7 @@ from torch import Tensor
 
 from mcit.checkpoint import CheckpointError, LearnerState, digest_tensor
 from mcit.models.learner import Learner
+from mcit.parallel.sharded import distribute, full, gather_state
 
 
 class LearnerStore:
@@ -25,8 +26,12 @@ class LearnerStore:
         self.trained: set[int] = set()
         self._digests: dict[int, str] = {}
 
-    def take(self) -> LearnerState:
-        """Return the state as it is now."""
+    def take(self, keep: bool = True) -> LearnerState:
+        """Return the state as it is now, with whole tensors of sharded weights.
+
+        Of a sharded learner all processes must call, and those that are not to keep such tensors
+        get None in their place.
+        """
         parameters = dict(self.learner.named_parameters(remove_duplicate=False))
         self.trained |= {id(p) for p in parameters.values() if p.requires_grad}
         untouched = {}
@@ -36,7 +41,7 @@ class LearnerStore:
         tensors = {}
         for name, tensor in self.learner.state_dict().items():
             if name not in untouched:
-                tensors[name] = tensor
+                tensors[name] = gather_state(tensor, keep)
         return LearnerState(
             structure=self.learner.structure(),
             tensors=tensors,
@@ -49,7 +54,11 @@ class LearnerStore:
         """Bring the learner to a state, and let train what trained then."""
         learner = self.learner
         learner.rebuild(state.structure)
-        missing, unexpected = learner.load_state_dict(state.tensors, strict=False)
+        tensors = dict(state.tensors)
+        for name, tensor in learner.state_dict().items():
+            if name in tensors:
+                tensors[name] = distribute(tensors[name], tensor)
+        missing, unexpected = learner.load_state_dict(tensors, strict=False)
         parameters = dict(learner.named_parameters(remove_duplicate=False))
         untouched = {}
         for name in missing:
@@ -79,6 +88,6 @@ class LearnerStore:
         for name in sorted(parameters):
             parameter = parameters[name]
             if id(parameter) not in self._digests:
-                self._digests[id(parameter)] = digest_tensor(parameter)
+                self._digests[id(parameter)] = digest_tensor(full(parameter.detach()))
             whole.update(f"{name} {self._digests[id(parameter)]}\n".encode())
         return whole.hexdigest()

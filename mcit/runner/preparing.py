@@ -14,6 +14,7 @@ from mcit.files import cache_folder
 from mcit.parallel.launch import find_precision_problems
 from mcit.runner.plan import Plan, find_embedded, resolve
 from mcit.runner.result import read_single
+from mcit.runner.sharded import find_sharded_problems
 from mcit.runner.tracking import find_tracker_problems
 from mcit.task import Track
 
@@ -43,6 +44,8 @@ def prepare_plan(config: RunConfig, say: Say) -> Plan:
         read_single(config.single)
     except ConfigError as error:
         problems += error.problems
+    if plan is not None:
+        problems += find_sharded_problems(plan)
     if plan is None or problems:
         raise ConfigError(problems)
     if plan.embedded:

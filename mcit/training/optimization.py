@@ -6,9 +6,10 @@ import math
 from collections.abc import Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mcit.errors import ConfigError
+from mcit.parallel.sharded import is_sharded, measure_norm, separate, to_local
 from mcit.task import Recipe
 
 # where torch has optimizers of one kernel
@@ -39,9 +40,13 @@ def build_optimizer(recipe: Recipe, learner: nn.Module) -> torch.optim.Optimizer
         raise ValueError("nothing is left to train: every parameter is frozen")
     # one pass over each weight and its moments
     fused = all(parameter.device.type in FUSED_DEVICES for parameter in trained)
+    # no kernel takes both sharded weights and whole ones
+    apart = [{"params": part} for part in separate(trained)]
     if recipe.optimizer == "sgd":
+        # that kernel does not know sharded weights
+        fused = fused and not any(is_sharded(parameter) for parameter in trained)
         optimizer = torch.optim.SGD(
-            trained,
+            apart,
             lr=recipe.learning_rate,
             momentum=recipe.momentum,
             weight_decay=recipe.weight_decay,
@@ -55,21 +60,41 @@ def build_optimizer(recipe: Recipe, learner: nn.Module) -> torch.optim.Optimizer
         return optimizer
     if recipe.optimizer == "adam":
         return torch.optim.Adam(
-            trained,
+            apart,
             lr=recipe.learning_rate,
             betas=recipe.betas,
             eps=recipe.eps,
             weight_decay=recipe.weight_decay,
             fused=fused,
         )
-    groups = [
-        {"params": [p for p in trained if p.ndim > 1], "weight_decay": recipe.weight_decay},
-        {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
-    ]
-    groups = [group for group in groups if group["params"]]
+    matrices = separate(p for p in trained if p.ndim > 1)
+    others = separate(p for p in trained if p.ndim <= 1)
+    groups = [{"params": part, "weight_decay": recipe.weight_decay} for part in matrices]
+    groups += [{"params": part, "weight_decay": 0.0} for part in others]
     return torch.optim.AdamW(
         groups, lr=recipe.learning_rate, betas=recipe.betas, eps=recipe.eps, fused=fused
     )
+
+
+def total_norm(parameters: Sequence[nn.Parameter]) -> Tensor:
+    """Return the norm of all gradients; if a parameter is sharded, all processes must call."""
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    if any(is_sharded(parameter) for parameter in parameters):
+        return measure_norm(gradients)
+    return nn.utils.get_total_norm(gradients)
+
+
+def clip_norm_(parameters: Sequence[nn.Parameter], limit: float) -> Tensor:
+    """Scale gradients so that their norm is at most `limit`; return what it was."""
+    if not any(is_sharded(parameter) for parameter in parameters):
+        return nn.utils.clip_grad_norm_(parameters, limit)
+    norm = total_norm(parameters)
+    # as torch has it
+    factor = min(1.0, limit / (float(norm) + 1e-6))
+    for parameter in parameters:
+        if parameter.grad is not None:
+            to_local(parameter.grad).mul_(factor)
+    return norm
 
 
 def check_together(recipes: Sequence[Recipe]) -> None:

@@ -25,9 +25,16 @@ from mcit.method import Method, Stage, Step
 from mcit.models.learner import Learner
 from mcit.parallel.global_batch import global_batch_rows
 from mcit.parallel.loading import SplitLoader, cut
+from mcit.parallel.sharded import average_whole_gradients, reduce_parts, to_local
 from mcit.task import Batch, Head, Split, Task, move
 from mcit.training.batches import MicroBatch, Schedule, Source, shuffle
-from mcit.training.optimization import build_optimizer, check_together, learning_rate
+from mcit.training.optimization import (
+    build_optimizer,
+    check_together,
+    clip_norm_,
+    learning_rate,
+    total_norm,
+)
 
 REMEDY = "lower the learning rate or the method's strength"
 # purposes of seeds; from 2 on they are the orders of a stage's sources, see Schedule
@@ -105,8 +112,16 @@ class Reader:
 class Trainer:
     """Fits and scores tasks, the same way for any number of processes."""
 
-    def __init__(self, config: TrainingConfig, accelerator: Accelerator, seed: int):
+    def __init__(
+        self,
+        config: TrainingConfig,
+        accelerator: Accelerator,
+        seed: int,
+        sharded: bool = False,
+    ):
         self.config = config
+        # whether the learner's weights are divided among processes
+        self.sharded = sharded
         self.accelerator = accelerator
         self.seed = seed
         self.precision = accelerator.mixed_precision
@@ -200,7 +215,8 @@ class Trainer:
                     bar.set_postfix({name: f"{v:.4g}" for name, v in step.statistics.items()})
                 bar.update()
         # the next stage, importance and scoring work on the learner itself
-        self.accelerator.unwrap_model(model, keep_fp32_wrapper=False)
+        if not self.sharded:
+            self.accelerator.unwrap_model(model, keep_fp32_wrapper=False)
         self.accelerator.free_memory()
         for head in extra_heads:
             learner.drop(head)
@@ -235,17 +251,22 @@ class Trainer:
         self._check_precision()
         learner = stage.learner
         device = self.accelerator.device
-        learner.to(device).eval()
+        if not self.sharded:
+            learner.to(device)
+        learner.eval()
         self._synchronize_buffers(learner)
         loader = self._evaluation_loader(learner, task, batches)
         inputs: dict[str, dict[str, list]] = {name: {} for name in scorers}
         title = f"score {task.name}"
         for part in tqdm(loader, title, unit="batch", leave=False, disable=hide_bar(stage)):
-            if not part.counted:
+            # a process without an example still takes part in gathering weights
+            if not part.counted and not self.sharded:
                 continue
             batch = move(part.batch, device)
             with self.accelerator.autocast():
                 predicted = predict_each(learner, task, batch, scorers)
+            if not part.counted:
+                continue
             for name, answers in predicted.items():
                 for key, values in task.metric_inputs(answers, batch).items():
                     inputs[name].setdefault(key, []).extend(_to_list(values))
@@ -307,6 +328,9 @@ class Trainer:
         extra_heads: Sequence[Head],
     ) -> tuple[Any, Any]:
         """Return learner and optimizer as accelerate prepares them."""
+        if self.sharded:
+            # the learner is ready since it was made
+            return learner, self.accelerator.prepare_optimizer(optimizer)
         # A step uses one head, and an extra one beside it. If several train (replay, joint),
         # processes must know that some parameters get no gradient.
         beside = {head.name for head in extra_heads}
@@ -335,8 +359,11 @@ class Trainer:
         """Add the gradient of a micro-batch; return its weighted loss, its logits and the batch."""
         stage, method, task = work.stage, work.method, work.task
         batch = move(micro.batch, self.accelerator.device)
-        synchronize = nullcontext() if micro.last else self.accelerator.no_sync(work.model)
-        with synchronize, global_batch_rows(micro.rows), self.accelerator.autocast():
+        with (
+            self._synchronize(work, micro),
+            global_batch_rows(micro.rows),
+            self.accelerator.autocast(),
+        ):
             batch = method.prepare_batch(stage, task, task.expand(batch))
             extra_head = method.extra_head(stage, task)
             heads = [task.head] if extra_head is None else [task.head, extra_head]
@@ -349,6 +376,15 @@ class Trainer:
                 loss = loss * micro.weight
             self.accelerator.backward(loss)
         return loss.detach(), output.logits.detach().float(), batch
+
+    def _synchronize(self, work: _Work, micro: MicroBatch) -> AbstractContextManager:
+        """Return a context in which gradients are added up over processes only when it is due.
+
+        Parts of sharded weights get theirs from every micro-batch: whole ones would not fit.
+        """
+        if micro.last or self.sharded:
+            return nullcontext()
+        return self.accelerator.no_sync(work.model)
 
     def _take_extra_step(self, work: _Work, task: Task, batch: Batch) -> None:
         """Take one more step on a batch of another task."""
@@ -365,16 +401,15 @@ class Trainer:
         """Unscale, add the method's gradient, clip and step."""
         stage, step, optimizer = work.stage, work.step, work.optimizer
         self.accelerator.unscale_gradients(optimizer)
-        work.method.on_gradients_ready(stage, step)
         parameters = list(stage.learner.parameters())
+        if self.sharded:
+            average_whole_gradients(parameters)
+        work.method.on_gradients_ready(stage, step)
         if self.config.clip_norm is not None:
-            norm = nn.utils.clip_grad_norm_(parameters, self.config.clip_norm)
-            self._check_gradient(work, norm)
+            self._check_gradient(work, clip_norm_(parameters, self.config.clip_norm))
         elif step.logged:
-            gradients = [p.grad for p in parameters if p.grad is not None]
             # between logged steps a broken gradient shows in the next loss or in the weights
-            norm = nn.utils.get_total_norm(gradients)
-            self._check_gradient(work, norm)
+            self._check_gradient(work, total_norm(parameters))
         for group in optimizer.param_groups:
             group["lr"] = step.learning_rate
         optimizer.step()
@@ -473,13 +508,19 @@ def check_weights(learner: nn.Module, task: Task, taken: int, total: int) -> Non
     tensors: dict[str, Tensor] = {}
     tensors.update((name, p) for name, p in learner.named_parameters() if p.requires_grad)
     tensors.update(learner.named_buffers())
-    broken = [name for name, tensor in tensors.items() if not bool(tensor.isfinite().all())]
-    if broken:
-        rate = task.recipe.learning_rate
-        raise DivergedError(
-            f"weights are not finite after {taken} of {total} steps on {task.name} "
-            f"({len(broken)} tensors, first {broken[0]}), learning rate up to {rate:.3g}: {REMEDY}"
-        )
+    wrong = []
+    for tensor in tensors.values():
+        wrong.append((tensor, torch.logical_not(to_local(tensor).isfinite()).any()))
+    # of sharded weights all processes raise if one of them has found something in its part
+    if not float(reduce_parts(wrong)):
+        return
+    broken = [name for name, (_, found) in zip(tensors, wrong, strict=True) if found]
+    first = broken[0] if broken else "one of which others hold a part"
+    rate = task.recipe.learning_rate
+    raise DivergedError(
+        f"weights are not finite after {taken} of {total} steps on {task.name} "
+        f"({len(broken)} tensors, first {first}), learning rate up to {rate:.3g}: {REMEDY}"
+    )
 
 
 def hide_bar(stage: Stage) -> bool | None:
