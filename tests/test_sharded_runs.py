@@ -30,6 +30,7 @@ from mcit.parallel.sharded import full, is_sharded
 from mcit.runner.preparing import prepare_plan
 from mcit.session import RunSession
 
+ROOT = Path(__file__).parent.parent
 # 17 examples in batches of 8: the last one leaves a process without an example
 ORDER = "vqa,vcr"
 # as in test_processes.py: steps of SGD are as near as the gradients are
@@ -76,8 +77,14 @@ def work(folder: Path) -> None:
     """What each of the two processes does: every run, and one that is stopped and resumed."""
     rank = join_processes().process_index
     tiny_run.copy_state = copy_whole
-    for name, data in json.loads((folder / "runs.json").read_text()).items():
-        config = parse(RunConfig, data)
+    listed = json.loads((folder / "runs.json").read_text())
+    configs = {name: parse(RunConfig, data) for name, data in listed.items()}
+    sys.path.insert(0, str(ROOT / "scripts"))
+    from measure_divided import measure_divided
+
+    rows = measure_divided(tiny_run.resolve(configs.pop("counted")))
+    (folder / f"scaling-{rank}.json").write_text(json.dumps(rows))
+    for name, config in configs.items():
         run = learn(config, folder / name / ("whole" if rank == 0 else "other"))
         make_whole(run)
         save_file(collect(run), folder / name / f"{rank}.tensors")
@@ -97,6 +104,9 @@ def launched(tmp_path_factory):
     configs["heads adamw"] = configure(ORDER, "ewc", world, method__strength=10.0)
     configs["words ewc_lo"] = configure(
         INSTRUCTIONS, "ewc_lo", text_world, method__strength=1.0, **IN_WORDS
+    )
+    configs["counted"] = configure(
+        ORDER, "ewc", world, method__strength=1.0, method__estimator__samples=8
     )
     (folder / "runs.json").write_text(json.dumps({n: to_dict(c) for n, c in configs.items()}))
     code = "import sys, pathlib, test_sharded_runs as t; t.work(pathlib.Path(sys.argv[1]))"
@@ -148,12 +158,25 @@ def test_a_divided_run_writes_whole_tensors(launched, name):
     folder, _ = launched
     assert not (folder / name / "other").exists()
     state = load_file(folder / name / "0.tensors")
-    weights = read_weights(folder / name / "whole")
+    weights = {
+        name.removeprefix("learner/tensors/"): tensor
+        for name, tensor in read_weights(folder / name / "whole").items()
+    }
     assert_identical(weights, {key: state[key] for key in weights})
     (file,) = (folder / name / "whole" / "importance").glob("*.safetensors")
     held = Importance.load(file).values
     # of the first of two tasks, which is all that is held at the end
     assert_identical(held, {key: state[f"importance/{key}"] for key in held})
+
+
+@pytest.mark.slow
+def test_divided_weights_are_sent_and_held_as_the_formulas_say(launched):
+    rows = json.loads((launched[0] / "scaling-0.json").read_text())
+    assert len(rows) == 7
+    for row in rows:
+        # the norm of the gradient is a number more, in steps that are logged
+        more = 2 if row["what"] == "steps, all-reduced" else 0
+        assert row["expected"] <= row["counted"] <= row["expected"] + more, row
 
 
 def launch_as(monkeypatch, **more: str) -> None:
