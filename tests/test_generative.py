@@ -483,3 +483,18 @@ def test_a_dry_run_needs_no_weights(world, tmp_path, capsys):
     numbers = 2 * 10 * 16 * 4
     logits = 12 * 2 * 3 * footprint.vocabulary
     assert footprint.activation_bytes(2, 10, 3) == 17 * 2 * numbers + logits
+
+
+def test_weights_that_processes_divide_are_counted_per_process():
+    # 900 frozen weights in 16 bits, 100 that train
+    sizes = {"weights": 1000, "trained": 100, "weight_bytes": 2 * 900 + 4 * 100}
+    shape = {"layers": 1, "width": 1, "vocabulary": 1, "precision": 2, "checkpointing": False}
+    footprint = Footprint(**sizes, **shape)
+    names = ("weights", "gradients and optimizer", "the method")
+    for options, expected in (
+        ({}, (2200, 1200, 800)),
+        ({"parts": 4}, (450 + 100, 300, 200)),
+        ({"parts": 4, "adapted": True}, (450 + 400, 1200, 800)),
+    ):
+        found = footprint.held_bytes("adamw", 8, **options)
+        assert found == dict(zip(names, expected, strict=True))

@@ -25,6 +25,8 @@ from mcit.method import Stage
 from mcit.models.backbone import describe_parameters
 from mcit.models.estimate import Footprint, Speed, build_empty, has_weights
 from mcit.models.generative import DTYPES, GenerativeLearner
+from mcit.parallel.fsdp import wants_sharding
+from mcit.parallel.global_batch import process_rank
 from mcit.parallel.loading import load_examples
 from mcit.reports.formats import format_seconds, print_whole
 from mcit.runner.plan import Plan
@@ -198,6 +200,7 @@ def _print_estimates(session: Session, estimates: Sequence[Estimate]) -> None:
 def _print_without_weights(plan: Plan) -> None:
     """Print what a run would take, from the model's configuration and a few examples."""
     config = plan.config
+    processes = process_rank()[1]
     learner = build_empty(config.model)
     footprint = Footprint.of(learner, config.model)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -214,14 +217,16 @@ def _print_without_weights(plan: Plan) -> None:
     for index, task in enumerate(plan.tasks):
         task.fit_to(learner.processor)
         tokens, answer = _measure_rows(task, learner)
-        size = math.ceil(task.recipe.batch_size / config.training.accumulate)
+        size = math.ceil(task.recipe.batch_size / config.training.accumulate / processes)
         activations = max(activations, footprint.activation_bytes(size, tokens, answer))
         train = len(task.examples("train"))
         scored = len(task.examples(config.training.split))
         steps = task.recipe.epochs * math.ceil(train / task.recipe.batch_size)
-        step_seconds = speed.train(footprint.step_operations(task.recipe.batch_size, tokens))
+        operations = footprint.step_operations(task.recipe.batch_size, tokens)
+        step_seconds = speed.train(operations) / processes
         batch = config.training.eval_batch_size or task.eval_batch_size
-        batches = math.ceil(scored / batch)
+        # each process scores batches of that size
+        batches = math.ceil(scored / batch / processes)
         scoring = batches * speed.generate(footprint, batch, tokens, task.head.new_tokens)
         # a task is scored before the first task, after its own and after every later one
         times = 1 + len(plan.tasks) - index
@@ -231,17 +236,19 @@ def _print_without_weights(plan: Plan) -> None:
         cells = [task.name, *(str(number) for number in numbers)]
         table.add_row(*(Text(cell) for cell in (*cells, f"{step_seconds:.3g}", f"{spent:.3g}")))
     print_whole(table, console)
-    parts = {
-        "weights": footprint.weight_bytes,
-        "gradients and optimizer": footprint.training_bytes(plan.tasks[-1].recipe.optimizer),
-        "the method": plan.method.bytes_per_weight * footprint.trained,
-        "activations": activations,
-    }
+    parts = footprint.held_bytes(
+        plan.tasks[-1].recipe.optimizer,
+        plan.method.bytes_per_weight,
+        parts=processes if wants_sharding() else 1,
+        adapted=config.model.lora.rank > 0,
+    )
+    parts["activations"] = activations
     total = sum(parts.values()) / 2**30
     listed = ", ".join(f"{bytes_ / 2**30:.2f} for {name}" for name, bytes_ in parts.items())
+    each = "" if processes == 1 else f" of each of {processes} processes"
     console.print(
         f"{footprint.weights / 1e6:.2f}M parameters, {footprint.trained / 1e6:.2f}M trained",
-        f"memory: about {total:.2f} GiB ({listed})",
+        f"memory{each}: about {total:.2f} GiB ({listed})",
         f"time: about {hours:.3g} hours of fitting and scoring on this machine's {device.type}, "
         f"which multiplies matrices at {speed.operations / 1e12:.3g} TFLOP/s",
         "the weights are not on this machine: nothing was loaded, downloaded or written",

@@ -107,6 +107,23 @@ class Footprint:
         state = 4 if optimizer == "sgd" else 8
         return (4 + state) * self.trained
 
+    def held_bytes(
+        self, optimizer: str, per_weight: int, parts: int = 1, adapted: bool = False
+    ) -> dict[str, int]:
+        """Return the bytes that a process holds between steps, by what they are for.
+
+        per_weight: What the method holds for each weight that trains. parts: Among how many
+        processes weights are divided (FSDP2); adapters and what trains beside them stay whole.
+        """
+        trained = torch.float32.itemsize * self.trained
+        frozen = self.weight_bytes - trained
+        own = 1 if adapted else parts
+        return {
+            "weights": frozen // parts + trained // own,
+            "gradients and optimizer": self.training_bytes(optimizer) // own,
+            "the method": per_weight * self.trained // own,
+        }
+
     def activation_bytes(self, rows: int, tokens: int, answer: int) -> int:
         """Return the bytes that a step keeps between its passes; answer: tokens with logits."""
         number = rows * tokens * self.width * self.precision
