@@ -169,7 +169,7 @@ PREPARE = {
     ("own-loop", "Protect a model that is finished"): prepare_trainer,
     ("own-loop", "Any other loss"): prepare_regression,
     ("own-loop", "Synaptic intelligence"): prepare_regression,
-    ("scaling", "In a loop of your own"): prepare_sharding,
+    ("scaling", "Sharded parameters (FSDP)"): prepare_sharding,
     ("faq", "Why is my Fisher zero?"): prepare_manager,
 }
 
