@@ -22,6 +22,7 @@ COMMANDS = (
     "explore",
     "export",
     "sweep",
+    "study",
     "reproduce",
     "doctor",
     "prepare",

@@ -25,7 +25,12 @@ from mcit.task import Recipe
 FOLDER = Path(__file__).parent.parent / "configs"
 # of other kinds: for `accelerate launch`, and options of tasks for --recipe
 OTHERS = ("accelerate", "recipes")
-CONFIGS = sorted(path for path in FOLDER.rglob("*.yaml") if path.parent.name not in OTHERS)
+CONFIGS = sorted(
+    path
+    for path in FOLDER.rglob("*.yaml")
+    # plans of studies are read by tests/test_studies.py
+    if path.parent.name not in OTHERS and not path.name.startswith("study-")
+)
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ LAYERS = [
     "api export callback doctor",
     "reports",
     "sweeps bench",
-    "reproduce",
+    "reproduce studies",
     "commands",
     "cli",
     "__main__",

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mcit.arguments import number, parse_seeds, some_text, split_list
+from mcit.commands import study
 from mcit.commands.running import (
     add_running_options,
     check_gpus,
@@ -15,7 +16,7 @@ from mcit.commands.running import (
     find_running_problems,
     make_runs,
 )
-from mcit.config.files import describe_data_root
+from mcit.config.files import describe_data_root, list_configs
 from mcit.errors import ConfigError
 from mcit.files import make_folder, write_json, write_text
 from mcit.reproduce.expected import ExpectedResults, find_unknown, list_tables, read_expected
@@ -29,6 +30,7 @@ EPILOG = """
   mcit reproduce                                            lists the tables
   mcit reproduce cifar100                                   plan, cost and commands; nothing is run
   mcit reproduce shapes --run                               minutes, needs no data
+  mcit reproduce study                                      what the studies of `mcit study` found
   mcit reproduce cifar100 --data-root DIR --only ewc,ewc_dr --setting bigstart-10 --run --gpus 0,1
 
 Runs that are complete are found in --output and --runs and are not repeated. The exit code is 1 if
@@ -99,6 +101,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Show the plan and its cost, make the runs that are asked for, and judge."""
     if arguments.table is None:
         return show_tables(arguments)
+    if arguments.table.startswith("study"):
+        return reproduce_studies(arguments)
     table = read_expected(arguments.table)
     problems = find_option_problems(arguments, table)
     if problems:
@@ -129,6 +133,24 @@ def run(arguments: argparse.Namespace) -> int:
         write_cells(table, cells, output / "expected.md", command=arguments.given)
     differs = count_verdicts(table, cells)["differs"]
     return 1 if failed or differs else 0
+
+
+def reproduce_studies(arguments: argparse.Namespace) -> int:
+    """Show or repeat the study of a plan in configs/, or of all for the name `study`."""
+    names = [name for name in list_configs() if name.startswith("study-")]
+    if arguments.table != "study":
+        names = [arguments.table]
+    for option in ("record", "only", "setting", "seeds", "runs"):
+        if getattr(arguments, option):
+            raise ConfigError([f"--{option} is for tables; a study is repeated whole"])
+    problems = find_running_problems(arguments)
+    if problems:
+        raise ConfigError(problems)
+    check_gpus(arguments.gpus)
+    try:
+        return max([study.reproduce(name, arguments) for name in names], default=0)
+    except KeyboardInterrupt:
+        return explain_interruption(arguments)
 
 
 def show_tables(arguments: argparse.Namespace) -> int:

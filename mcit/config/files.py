@@ -193,7 +193,7 @@ def find_config(name: str) -> Path:
     path = Path(name)
     if path.suffix in (".yaml", ".yml") and path.exists():
         return path
-    known = _list_configs()
+    known = list_configs()
     name = name.removeprefix(f"{CONFIGS}/").removesuffix(".yaml")
     if name in known:
         return known[name]
@@ -208,7 +208,7 @@ def find_config(name: str) -> Path:
     )
 
 
-def _list_configs() -> dict[str, Path]:
+def list_configs() -> dict[str, Path]:
     """Return the files in `configs/` by name."""
     known = {}
     for folder in importlib.import_module("mcit.configs").__path__:
@@ -227,7 +227,7 @@ def read_preset(name: str) -> dict[str, Any]:
 def list_recipes() -> dict[str, str]:
     """Return the recipes that ship, each with the first sentence of its file's comment."""
     found = {}
-    for name, path in _list_configs().items():
+    for name, path in list_configs().items():
         folder, _, recipe = name.rpartition("/")
         if folder == RECIPES:
             found[recipe] = _read_comment(path)
@@ -236,7 +236,7 @@ def list_recipes() -> dict[str, str]:
 
 def read_recipe(name: str) -> dict[str, Any]:
     """Return the task options of a recipe: one that ships, or a YAML file of the user's own."""
-    known = _list_configs()
+    known = list_configs()
     shipped = known.get(f"{RECIPES}/{name}")
     if shipped is not None:
         return read_yaml(shipped)
