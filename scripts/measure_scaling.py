@@ -284,23 +284,31 @@ def measure_study(order: str, runs: int, machines: int, cores: int, price: float
     """Return what one run takes, measured, and what so many of them come to, computed."""
     with tempfile.TemporaryDirectory() as scratch:
         one = measure_run(order, Path(scratch))
-    at_once = machines * cores
+    measured = [{"measured, one run": name, "value": value} for name, value in one.items()]
+    return [*measured, *compute_study(one, runs, machines, cores, price)]
+
+
+def compute_study(
+    one: dict[str, int | float], runs: int, machines: int, cores: int, price: float
+) -> list[Row]:
+    """Return what many runs come to, each on a core of its own and never waiting."""
+    at_once = min(runs, machines * cores)
     rounds = math.ceil(runs / at_once)
     hours = rounds * one["cpu_seconds"] / 3600
+    written = one["written_bytes"]
     return [
-        *({"measured, one run": name, "value": value} for name, value in one.items()),
-        _computed("runs at once", at_once, "machines x cores"),
+        _computed("runs at once", at_once, "machines x cores, at most runs"),
         _computed("rounds", rounds, "runs / runs at once, rounded up"),
         _computed("hours", hours, "rounds x cpu_seconds / 3600"),
         _computed("machine hours", machines * hours, "machines x hours"),
         _computed("money", machines * hours * price, "machine hours x price"),
         _computed("bytes sent", runs * one["sent_bytes"], "runs x sent_bytes"),
-        _computed("bytes written", runs * one["written_bytes"], "runs x written_bytes"),
+        _computed("bytes written", runs * written, "runs x written_bytes"),
         _computed("bytes left", runs * one["left_bytes"], "runs x left_bytes"),
         _computed("bytes of results", runs * one["result_bytes"], "runs x result_bytes"),
         _computed(
             "bytes written per second",
-            min(runs, at_once) * one["written_bytes"] / one["cpu_seconds"],
+            at_once * written / one["cpu_seconds"],
             "runs at once x written_bytes / cpu_seconds",
         ),
     ]

@@ -713,6 +713,7 @@ def test_a_match_plans_the_strengths_that_were_measured(tmp_path, capsys):
         (["--match", "stiffness"], "--match needs two methods that hold weights by importance"),
         (["--gpus", "0", "--jobs", "2"], "--jobs 2 needs as many --gpus"),
         (["--address", "auto"], "--address is for --executor ray"),
+        (["--executor", "ray", "--address", "ray://head:10001"], "ray://head:10001 is a client's"),
         (["--retries", "2"], "--retries is for clusters"),
         (["--gpus-per-run", "1"], "--gpus-per-run is for clusters; on this machine use"),
         (["--executor", "ray", "--gpus", "0"], "with --executor ray use --gpus-per-run 1"),

@@ -133,6 +133,11 @@ def find_executor_problems(arguments: argparse.Namespace) -> list[str]:
         )
     if arguments.address and executor != "ray":
         problems.append("--address is for --executor ray: it names a running Ray cluster")
+    if arguments.address and "://" in arguments.address:
+        problems.append(
+            f"--address {arguments.address} is a client's: start the sweep on a machine of the "
+            "cluster, where --address auto finds it"
+        )
     problems += find_slurm_problems(arguments)
     if executor == "local":
         for name in ("cpus_per_run", "gpus_per_run", "retries"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from mcit.sweeps.jobs import Job
 
 # what Ray starts on this machine keeps of results, which are a few bytes; Ray wants at least this
 STORE_BYTES = 80_000_000
+CONNECT_SECONDS = 10.0
 
 
 @dataclass
@@ -53,8 +55,9 @@ class RayCluster(Executor):
         # Ray takes the signal that run_jobs takes for Ctrl-C
         handler = signal.getsignal(signal.SIGTERM)
         try:
+            self._knock()
             ray.init(self.address, **options)
-        except (ConnectionError, ValueError) as error:
+        except (OSError, ValueError) as error:
             raise ConfigError(
                 [
                     f"--address {self.address}: no Ray cluster answers there ({error}); start one "
@@ -67,7 +70,8 @@ class RayCluster(Executor):
     def __exit__(self, *error: object) -> None:
         import ray
 
-        for task in self.pending:
+        # the last first: those that wait must not begin where others make room
+        for task in reversed(list(self.pending)):
             ray.cancel(task)
         if self.pending:
             # runs save a checkpoint; those that need longer are ended with their workers
@@ -90,6 +94,12 @@ class RayCluster(Executor):
             endings.append((self.pending.pop(task), _get_ending(task)))
         self._fill()
         return endings
+
+    def _knock(self) -> None:
+        """Raise an OSError if nothing listens at HOST:PORT, for which Ray would wait minutes."""
+        host, colon, port = self.address.rpartition(":")
+        if colon and port.isdecimal():
+            socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
 
     def _fill(self) -> None:
         import ray
@@ -138,7 +148,15 @@ class RayCluster(Executor):
 
 def make(attempt: Attempt) -> Ending:
     """Make a run, on a node."""
+    # Ray cancels a task by an interruption, which a Ray that was started in the background ignores
+    signal.signal(signal.SIGINT, _interrupt_once)
     return attempt.make()
+
+
+def _interrupt_once(*_: Any) -> None:
+    """Interrupt, and not again: Ray repeats it while the run still saves."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 def find_problem(attempt: Attempt) -> str | None:
