@@ -150,8 +150,8 @@ def read_answers(model: nn.Module, batch: Mapping[str, Any]) -> tuple[Tensor, Te
     config = getattr(base, "config", None)
     if config is None:
         raise TypeError(
-            f"labels {list(labels.shape)} are of tokens, and a {type(base).__name__} does not say "
-            "whether its logits speak of the same token or of the next: give "
+            f"labels {list(labels.shape)} are per token, and a {type(base).__name__} does not "
+            f"say whether its logits predict the same token or the next one: give "
             "forward=lambda model, batch: (logits, labels), aligned"
         )
     if config.is_encoder_decoder:

@@ -77,13 +77,13 @@ class Answering:
                 return []
             return [
                 f"transport {self.transport.name!r} carries class statistics, and the classifier "
-                "'head' has none; name one that does, such as --classifier lda"
+                "'head' has none; choose one that does, such as --classifier lda"
             ]
         if tasks[0].track is not Track.CLASSES:
             return [
-                f"classifier {named[0]!r} compares classes in one space of features, as "
-                "class-incremental tasks have it; tasks with heads of their own are answered by "
-                "their heads"
+                f"classifier {named[0]!r} is for class-incremental orders such as shapes:5x4; "
+                "tasks "
+                "with heads of their own are answered by their heads"
             ]
         problems = []
         for classifier in self.classifiers.values():
@@ -145,7 +145,9 @@ class Answering:
                 continue
             if name not in self.fitted:
                 if self.statistics is None:
-                    raise RuntimeError("no task has ended: there are no statistics to answer from")
+                    raise RuntimeError(
+                        "no task has ended yet: there are no statistics to answer from"
+                    )
                 self.fitted[name] = classifier.fit(Known(self.statistics))
             device = find_device(stage.learner)
             placed = {key: value.to(device) for key, value in self.fitted[name].items()}

@@ -151,7 +151,7 @@ def read_newest(folder: Path) -> Checkpoint:
     path = find_newest(folder)
     if path is None:
         raise CheckpointError(
-            f"{folder} has no {CHECKPOINTS}/, so that only its scores are left; run it again: a "
+            f"{folder} has no {CHECKPOINTS}/, so only its scores are left; run it again: a "
             "finished run keeps its last checkpoint"
         )
     return read_checkpoint(path)

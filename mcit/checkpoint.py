@@ -287,7 +287,9 @@ def verify_checkpoint(path: Path) -> tuple[Any, list[str]]:
         if not file.is_file():
             raise DamagedError(f"checkpoint {path} is damaged: {name} is missing")
         if digest_file(file) != digest:
-            raise DamagedError(f"checkpoint {path} is damaged: {name} is not as it was written")
+            raise DamagedError(
+                f"checkpoint {path} is damaged: {name} has changed since it was written"
+            )
     header = _read_header(path)
     found = header.get("format")
     if found != FORMAT:

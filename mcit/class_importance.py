@@ -105,7 +105,7 @@ def _find_linear(model: nn.Module, weight_name: str, class_index: int) -> nn.Lin
         raise ValueError(f"{weight_name!r} is not the weight of a linear layer")
     classes = linear.out_features
     if classes < 2:
-        raise ValueError(f"{weight_name} has one row for all choices, and none for a class")
+        raise ValueError(f"{weight_name} has one row for all choices, not one per class")
     if not 0 <= class_index < classes:
         raise ValueError(
             f"there is no class {class_index}: the classifier has {classes}, "

@@ -134,7 +134,9 @@ class ClassStatistics:
         """
         matrix = matrix.double()
         if matrix.dim() == 3 and self.shared is not None:
-            raise ValueError("one covariance of all classes cannot follow a map for each of them")
+            raise ValueError(
+                "a covariance that all classes share cannot follow a separate map for each class"
+            )
         each = matrix.expand(self.classes, *matrix.shape[-2:])
         means = torch.einsum("cd,cde->ce", self.means.double(), each)
         if shift is not None:

@@ -217,8 +217,8 @@ def find_clashes(methods: Sequence[type[Method]]) -> list[str]:
     for method in methods:
         if hasattr(Composite, section_of(method)):
             problems.append(
-                f"method {method.name!r} has the name of a member of every method, under which a "
-                "combination cannot keep its options: rename its file"
+                f"method {method.name!r} is called like a member that every method has, so a "
+                f"combination cannot keep options under that name: rename its file"
             )
         if method.stands_alone:
             problems.append(
@@ -229,7 +229,7 @@ def find_clashes(methods: Sequence[type[Method]]) -> list[str]:
         if method.comes_last:
             others = [each.name for each in methods if each is not method]
             problems.append(
-                f"method {method.name!r} changes the steps that the others lead to, and must come "
+                f"method {method.name!r} changes the steps that the others take, and must come "
                 f"last: write {'+'.join([*others, method.name])!r} instead of {joined!r}"
             )
     return problems

@@ -42,7 +42,9 @@ class ConsolidatingMethod(Method):
         help="factor of the penalty; 0 is finetuning; auto is the one that gives `stiffness`"
     )
     estimator: Estimator = Estimator()
-    merge: Merge = option("sum", help="how the importance of a task joins that of those before")
+    merge: Merge = option(
+        "sum", help="how a task's importance is merged with that of earlier tasks"
+    )
     decay: float = option(1.0, help="factor of the old importance, for merge `online`")
     penalty: Literal["gradient", "proximal"] = option(
         "gradient",
@@ -51,8 +53,10 @@ class ConsolidatingMethod(Method):
     )
     importance_dtype: ImportanceType = option(
         "float32",
-        help="the type that importance is kept in: bfloat16 takes half the memory and keeps three "
-        "digits",
+        help=(
+            "data type of the kept importance: bfloat16 takes half the memory and keeps three "
+            "digits"
+        ),
     )
     stiffness: float | None = option(
         None,
@@ -191,7 +195,7 @@ class ConsolidatingMethod(Method):
         try:
             return self.measure(stage)
         except OneClassError:
-            note = "one class so far: every score is constant"
+            note = "there is one class so far, so every score is constant"
             return constant_importance(stage, 0.0, note)
 
     def _old_fraction(self, stage: Stage) -> float | None:

@@ -172,8 +172,8 @@ class ConsolidationManager:
         self._check_values(importance.values)
         if (self.merge == "share") != (old_share is not None) and self.importance:
             raise ValueError(
-                "merge 'share' needs old_share, the share of old classes in all seen; "
-                "no other rule takes it"
+                "merge 'share' needs old_share, the share of old classes among all seen; no "
+                "other rule takes it"
             )
         if old_share is not None and not 0 <= old_share <= 1:
             raise ValueError(f"old_share must lie between 0 and 1, found {old_share}")
@@ -496,8 +496,8 @@ class ConsolidationManager:
             tracked = next(iter(self.parameters), "nothing")
             raise ValueError(
                 f"importance names {unknown[0]!r} ({len(unknown)} such), which is not tracked "
-                f"(tracked: {tracked!r}, ...); make the manager of the same bare model, and after "
-                "a model has changed, call track(model)"
+                f"(tracked: {tracked!r}, ...); make the manager from the same bare model, and "
+                f"call track(model) after the model has changed"
             )
         expected = {name: self.parameters[name] for name in values}
         check_same_parameters("the importance", values, expected)
@@ -614,7 +614,8 @@ def _check_aim(strength: object, stiffness: object) -> None:
         return
     if strength != AUTO:
         raise ValueError(
-            f"stiffness is the aim of strength 'auto', found strength {strength!r}: leave one out"
+            f"stiffness is the target of strength 'auto', found strength {strength!r}: leave one "
+            f"of them out"
         )
     if stiffness is None:
         raise ValueError(
@@ -629,7 +630,7 @@ def _check_settings(strength: object, merge: str, decay: float) -> None:
     """Raise a ValueError unless the rule is known and the numbers are within their bounds."""
     _check_choice("merge rule", merge, Merge)
     if not isinstance(strength, Real) or not 0 <= float(strength) < math.inf:
-        raise ValueError(f"strength must be a number from 0, found {strength!r}")
+        raise ValueError(f"strength must be a number of at least 0, found {strength!r}")
     if not isinstance(decay, Real) or not 0 <= float(decay) <= 1:
         raise ValueError(f"decay must lie between 0 and 1, found {decay!r}")
 
@@ -653,7 +654,7 @@ def _check_numbers(what: str, values: Mapping[str, Tensor], least: float = -math
         counts.append((value, torch.logical_not(right).sum()))
     if not float(reduce_parts(counts)):
         return
-    first = "a tensor of which others hold a part"
+    first = "a tensor that other processes hold parts of"
     for name, (_, count) in zip(values, counts, strict=True):
         if count:
             first = repr(name)

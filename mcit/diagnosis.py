@@ -53,8 +53,9 @@ class Diagnosis:
             return None
         return (
             f"stiffness reaches {self.max_stiffness:.3g} and steps are stable only below "
-            f"{self.limit:.3g} ({self.share_unstable:.2%} of the weights are beyond): lower the "
-            "strength, cap the importance, or use the proximal penalty, which is stable for any"
+            f"{self.limit:.3g} ({self.share_unstable:.2%} of the weights are above that): lower "
+            f"the "
+            "strength, cap the importance, or use the proximal penalty, which is always stable"
         )
 
     def to_dict(self) -> dict[str, float]:

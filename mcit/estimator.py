@@ -161,8 +161,8 @@ class Estimator:
             )
         if self.samples is not None and not _is_budget(self.samples):
             problems.append(
-                "estimator.samples must be a count from 1 or a fraction above 0 and up to 1.0, "
-                f"found {self.samples!r}"
+                "estimator.samples must be a count of at least 1, or a fraction above 0 and up to "
+                f"1.0, found {self.samples!r}"
             )
         if self.candidates is not None and self.candidates < 2:
             problems.append(f"estimator.candidates must be at least 2, found {self.candidates}")
@@ -501,7 +501,7 @@ def peer(name: str) -> PeerSetting:
     """Return the setting that computes what a code base does; PEERS has their names."""
     if name not in PEERS:
         near = suggest(name, PEERS)
-        raise EstimatorError([f"no peer {name!r}{near} (peers: {', '.join(PEERS)})"])
+        raise EstimatorError([f"unknown peer {name!r}{near} (peers: {', '.join(PEERS)})"])
     return PEERS[name]
 
 

@@ -61,9 +61,9 @@ def find_lora_problems(name: str, model: ModelConfig) -> list[str]:
 
 
 def check_strength(strength: float) -> None:
-    """Raise unless a strength is a number from 0."""
+    """Raise unless a strength is at least 0."""
     if not (math.isfinite(strength) and strength >= 0):
-        raise ConfigError([f"method.strength must be a number from 0, found {strength:g}"])
+        raise ConfigError([f"method.strength must be at least 0, found {strength:g}"])
 
 
 def fresh_pairs(stage: Stage) -> list[Pair]:

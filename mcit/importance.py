@@ -379,8 +379,8 @@ class _Scorer:
             vectors = [self._call_function(self.function, part)]
         if not all(vector.isfinite().all() for vector in vectors):
             raise FloatingPointError(
-                f"the {self.estimator.score} score of batch {number} is not finite; importance was "
-                "not measured and the model is as it was: look for diverged weights (a lower "
+                f"the {self.estimator.score} score of batch {number} is not finite; importance "
+                f"was not measured and the model is unchanged: look for diverged weights (a lower "
                 "learning rate) or broken inputs"
             )
         return vectors

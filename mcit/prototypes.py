@@ -39,7 +39,7 @@ class PrototypeMethod(Method):
         for name in ("distillation", "prototypes"):
             value = getattr(self, name)
             if not value >= 0:
-                problems.append(f"method.{name} must be a number from 0, found {value:g}")
+                problems.append(f"method.{name} must be at least 0, found {value:g}")
         if not self.temperature > 0:
             problems.append(f"method.temperature must be above 0, found {self.temperature:g}")
         if problems:
@@ -49,8 +49,8 @@ class PrototypeMethod(Method):
         if tasks[0].track is Track.CLASSES:
             return []
         return [
-            f"method {self.name!r} keeps prototypes of the classes of one head that widens, as "
-            "class-incremental tasks have it; these tasks have heads of their own"
+            f"method {self.name!r} is for class-incremental orders such as shapes:5x4; these tasks "
+            "have heads of their own"
         ]
 
     def begin_task(self, stage: Stage) -> Sequence[str]:

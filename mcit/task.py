@@ -144,10 +144,10 @@ class Recipe:
     eps: float = option(1e-8, help="epsilon of adamw and adam")
     momentum: float = option(0.9, help="momentum of sgd")
     schedule: Literal["linear", "cosine", "steps", "constant"] = option(
-        "linear", help="schedule of the learning rate"
+        "linear", help="how the learning rate changes"
     )
     warmup: float = option(
-        0.1, help="fraction of all steps with rising rate, for `linear` and `cosine`"
+        0.1, help="fraction of all steps in which the rate rises, for `linear` and `cosine`"
     )
     milestones: tuple[int, ...] = option(
         (), help="epochs at which `steps` multiplies the rate by `factor`"
@@ -160,10 +160,10 @@ class Recipe:
             ("batch_size", "at least 1", self.batch_size >= 1),
             ("learning_rate", "above 0 and finite", 0 < self.learning_rate < float("inf")),
             ("weight_decay", "0 or more", self.weight_decay >= 0),
-            ("betas", "from 0 to below 1", all(0 <= beta < 1 for beta in self.betas)),
+            ("betas", "at least 0 and below 1", all(0 <= beta < 1 for beta in self.betas)),
             ("eps", "above 0", self.eps > 0),
-            ("momentum", "from 0 to below 1", 0 <= self.momentum < 1),
-            ("warmup", "a fraction from 0 to below 1", 0 <= self.warmup < 1),
+            ("momentum", "at least 0 and below 1", 0 <= self.momentum < 1),
+            ("warmup", "a fraction of at least 0 and below 1", 0 <= self.warmup < 1),
             ("factor", "above 0", self.factor > 0),
         )
         problems = [

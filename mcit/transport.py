@@ -42,7 +42,8 @@ class Transport:
         if self.compares and any(power != 1 for power in needs.powers):
             return [
                 f"transport {self.name!r} carries statistics of features, and the classifier needs "
-                "covariances of features raised to a power, which no map of features moves; pass "
+                "covariances of features raised to a power, which no map of features can move; "
+                "pass "
                 "--transport none, or --set classifier.power=1"
             ]
         return []

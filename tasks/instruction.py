@@ -38,10 +38,12 @@ _TESTS = ("test", "val")
 class Instruction(InstructionTask):
     """Files: one to learn from and, next to it, one that is scored."""
 
-    file: str = option("", help="the file to learn from; an order names it: instruction:FILE")
+    file: str = option("", help="the training file; an order names it: instruction:FILE")
     images: str = option("", help="folder of the images, below the data root", kind=Kind.PLACE)
-    holdout: int = option(10, help="without a test file, each record of this number is scored")
-    guess: float = option(0.0, help="what guessing scores, in percent")
+    holdout: int = option(
+        10, help=("without a test file, one record in this many is held out and scored")
+    )
+    guess: float = option(0.0, help="score of guessing, in percent")
 
     dataset = "instruction"
     on_its_own = False

@@ -33,7 +33,7 @@ class Med(DomainTask):
     recipe: Recipe = make_domain_recipe(epochs=3)
     test_instruction: str = option(
         "Answer the question with a single word (or phrase).",
-        help="what follows a question of the test; nothing: questions as they are",
+        help="text after each question of the test; empty: questions as they are",
     )
 
     name = "med"

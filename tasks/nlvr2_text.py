@@ -24,7 +24,7 @@ LABELS = ("false", "true")
 class Nlvr2Text(RewordedTask):
     """The files of nlvr2."""
 
-    instruction: str = option("Answer with true or false.", help="what follows the statement")
+    instruction: str = option("Answer with true or false.", help="text after the statement")
 
     name = "nlvr2-text"
     rewords = "nlvr2"

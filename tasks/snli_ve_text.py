@@ -25,7 +25,7 @@ class SnliVeText(RewordedTask):
     """The files of snli-ve."""
 
     instruction: str = option(
-        "Answer with entailment, neutral or contradiction.", help="what follows the hypothesis"
+        "Answer with entailment, neutral or contradiction.", help="text after the hypothesis"
     )
 
     name = "snli-ve-text"

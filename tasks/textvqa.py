@@ -55,6 +55,6 @@ class Textvqa(CoinTask):
         if self.find_answer_file() is not None:
             return []
         return [
-            f"{self.name}: {self.answer_files[0]} is not there; an answer is compared with the "
-            "test's own, not with those of ten annotators"
+            f"{self.name}: {self.answer_files[0]} is missing; answers are compared with the "
+            f"test's own answer, not with those of ten annotators"
         ]

@@ -113,7 +113,7 @@ class Vcr(AnnotatedTask):
         False, help="ask for the rationale of the right answer instead of the answer"
     )
     drawn: bool = option(
-        False, help="read images in vcr/drawn_images/bbox/ that have their boxes already"
+        False, help="read the images in vcr/drawn_images/bbox/, on which boxes are already drawn"
     )
 
     parser = 2

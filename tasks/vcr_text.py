@@ -26,7 +26,7 @@ class VcrText(RewordedTask):
     scored_by: str = option("letter", help="the text metric")
     instruction: str = option(
         "Answer with the option's letter from the given choices directly.",
-        help="what follows the choices",
+        help="text after the choices",
     )
     rationale: bool = option(
         False, help="ask for the rationale of the right answer instead of the answer"

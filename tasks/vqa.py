@@ -50,7 +50,8 @@ class Vqa(AnnotatedTask):
 
     recipe: Recipe = Recipe(epochs=10, batch_size=64, learning_rate=1e-4, weight_decay=1e-2)
     minimum: int = option(
-        9, help="how often an answer must be the majority to enter the vocabulary"
+        9,
+        help="questions whose majority answer an answer must be to enter the vocabulary",
     )
     vocabulary: Path | None = option(
         None, help="JSON file of answers to use instead", kind=Kind.PLACE

@@ -26,7 +26,7 @@ class VqaText(RewordedTask):
 
     scored_by: str = option("vqa", help="the text metric")
     instruction: str = option(
-        "Answer the question using a single word or phrase.", help="what follows the question"
+        "Answer the question using a single word or phrase.", help="text after the question"
     )
 
     name = "vqa-text"

@@ -330,7 +330,7 @@ def test_a_plain_module_must_say_what_its_logits_speak_of():
     model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 9))
     model.forward = lambda input_ids: nn.Sequential.forward(model, input_ids)
     ids = torch.randint(9, (2, 3))
-    with pytest.raises(TypeError, match="the same token or of the next: give forward="):
+    with pytest.raises(TypeError, match="the same token or the next one: give forward="):
         measure_importance(model, [{"input_ids": ids, "labels": ids}])
 
 

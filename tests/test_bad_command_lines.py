@@ -27,8 +27,7 @@ REMEDY = re.compile(
     r"row|one row per|once is"
     r"|run the order|go into|such files end in|counts from"
     r"|pass |remove |prints all"
-    r"|takes no split|cannot be mixed|can hold one|is an option of|are learned by|as "
-    r"class-incremental tasks have it"
+    r"|takes no split|cannot be mixed|can hold one|is an option of|are learned by"
 )
 
 FILES = {
@@ -95,7 +94,7 @@ RUN = {
     "run --order shapes:5x4 --method ''": "argument --method: expected a word, found an empty one",
     "run --order shapes:5x4 --method": "argument --method: expected one argument",
     "run --order shapes:5x4 --method single": "class-incremental tasks share one: use 'joint'",
-    "run --order shapes:5x4 --method adapters": "method 'adapters' needs to know the task when it is scored",
+    "run --order shapes:5x4 --method adapters": "method 'adapters' must know the task at test time",
     "run --metod ewc --order vqa": "unknown option '--metod'; did you mean '--method'?",
     "run --ordr vqa": "unknown option '--ordr'; did you mean '--order'?",
     "run --order vqa --sed 3": "unknown option '--sed'; did you mean '--seed'?",
@@ -154,7 +153,7 @@ RUN = {
     "run --order shapes:5x4 --set method.strength=3": "unknown key 'method.strength' (keys: fresh_pairs)",
     "run --order shapes:5x4 --method ewc --set method.strenth=1": "'method.strenth'; did you mean 'strength'?",
     "run --order shapes:5x4 --method ewc --set method.strength=strong": "'method.strength' must be a number",
-    "run --order shapes:5x4 --method ewc --set method.strength=-1": "method.strength must be a number from 0",
+    "run --order shapes:5x4 --method ewc --set method.strength=-1": "method.strength must be at least 0",
     "run --order shapes:5x4 --method ewc --set method.strength=.nan": "must be a finite number of single precision",
     "run --order shapes:5x4 --method ewc --set method.merge=summ": "'method.merge' is 'summ'",
     "run --order shapes:5x4 --method ewc --set method.decay=2": "method.decay must lie between 0 and 1",
@@ -165,7 +164,7 @@ RUN = {
     "run --order shapes:5x4 --set tasks.shapes.clases=4": "did you mean 'classes'?",
     "run --order shapes:5x4 --set tasks.shapes=4": "'tasks.shapes' must be a section",
     "run --order vqa --set tasks.vqa.recipe.epoch=1": "'tasks.vqa.recipe.epoch'; did you mean 'epochs'?",
-    "run --order vqa --set tasks.vqa.recipe.betas=0.9,1.5": "recipe.betas must be from 0 to below 1",
+    "run --order vqa --set tasks.vqa.recipe.betas=0.9,1.5": "recipe.betas must be at least 0 and below 1",
     "run --order vqa --set tasks.vqa.recipe.betas=0.9": "'tasks.vqa.recipe.betas' must",
     "run --order vqa --set tasks.vqa.recipe.epochs=-1": "recipe.epochs must be 0 or more",
     "run --order shapes:5x4 --output file.txt": "file.txt is a file; --output names the folder to write to",
@@ -200,9 +199,9 @@ SWEEP = {
     "sweep --order shapes:5x4 --methods ewc --strengths 1,,2": "--strengths 1,,2: expected numbers such as 100,300",
     "sweep --order shapes:5x4 --methods ewc --strengths 1,1": "strengths lists 1.0 twice",
     "sweep --order shapes:5x4 --methods ewc --strengths ewcc=1": "'ewcc' is not in --methods; did you mean 'ewc'?",
-    "sweep --order shapes:5x4 --methods ewc --strengths ewc=-1": "a strength must be a number from 0, found -1",
-    "sweep --order shapes:5x4 --methods ewc --strengths -1": "method.strength must be a number from 0, found -1",
-    "sweep --order shapes:5x4 --methods ewc --strengths=-1": "method.strength must be a number from 0, found -1",
+    "sweep --order shapes:5x4 --methods ewc --strengths ewc=-1": "a strength must be at least 0, found -1",
+    "sweep --order shapes:5x4 --methods ewc --strengths -1": "method.strength must be at least 0, found -1",
+    "sweep --order shapes:5x4 --methods ewc --strengths=-1": "method.strength must be at least 0, found -1",
     "sweep --order shapes:5x4 --methods finetune --strengths 10": "none of the methods has one (finetune)",
     "sweep --order shapes:5x4 --methods finetune --strengths finetune=1": "method 'finetune' has no strength",
     "sweep --order shapes:5x4 --methods ewc --strengths 1 --set method.strength=3": "sets what --strengths lists",
@@ -240,7 +239,7 @@ SWEEP = {
     "sweep --order shapes:5x4 --methods ewc --select --match stiffness": "use one of them",
     "sweep --order shapes:5x4 --methods ewc --match stifness": "unknown choice 'stifness'; did you mean 'stiffness'?",
     "sweep --order shapes:5x4 --methods ewc --match stiffness": "--match needs two methods that hold weights",
-    "sweep --order shapes:5x4 --methods ewc,mas --match stiffness": "--match needs strengths of the reference, such as",
+    "sweep --order shapes:5x4 --methods ewc,mas --match stiffness": "--match needs strengths for the reference, such as",
     "sweep --order shapes:5x4 --methods ewc --reference ewc": "--reference is for --match",
     "sweep --order shapes:5x4 --order shapes:2x10 --methods ewc,mas --strengths 1 --match stiffness": "takes one order",
     "sweep nowhere.yaml": "no grid file 'nowhere.yaml'",
@@ -251,7 +250,7 @@ SWEEP = {
     "sweep grid-both.yaml": "has both 'order' and 'orders'; several orders go into 'orders'",
     "sweep grid-unknown.yaml": "unknown key 'method'; did you mean 'methods'?",
     "sweep grid-twice.yaml": "methods lists 'ewc' twice",
-    "sweep grid-negative.yaml": "a strength must be a number from 0, found -1",
+    "sweep grid-negative.yaml": "a strength must be at least 0, found -1",
     "sweep grid-preset.yaml": "'preset' is 'exat' (text); did you mean 'exact'?",
     "sweep grid-seeds.yaml": "seeds are whole numbers from 0, such as 1,2,3 or 1-3; found 'a-b'",
     "sweep grid-strength.yaml": "method 'finetune' has no strength",
@@ -306,8 +305,8 @@ EXPLORE = {
     "explore run --task vqa --class -1": "--class counts from 0, found -1",
     "explore run --task vqa --class 0 --samples 0": "--samples must be at least 1, found 0",
     "explore run --task vqa --class 0 --samples few": "argument --samples: expected a whole number such as 1",
-    "explore run begun --task vqa --class 0": "--task looks at one run, found 2 paths",
-    "explore run --task vqa --class 0": "has no checkpoints/, so that only its scores are left; run it again",
+    "explore run begun --task vqa --class 0": "--task looks at a single run, found 2 paths",
+    "explore run --task vqa --class 0": "has no checkpoints/, so only its scores are left; run it again",
     "explore empty --task vqa --class 0": "empty has no config.yaml; give the folder of a run",
     "explore run --output file.txt": "file.txt is a file; --output names the folder to write to",
     "explore run --clas 3": "--task and --class go together",
@@ -321,7 +320,7 @@ EXPORT = {
     "export nowhere --output x": "nowhere is not a directory; give the folder of a run",
     "export file.txt --output x": "file.txt is not a directory; give the folder of a run",
     "export empty --output x": "empty has no config.yaml; give the folder of a run",
-    "export begun --output x": "begun has no checkpoints/, so that only its scores are left; run it again",
+    "export begun --output x": "begun has no checkpoints/, so only its scores are left; run it again",
     "export run --output file.txt": "file.txt is a file; --output names the folder to write to",
     "export run --outptu x": "unknown option '--outptu'; did you mean '--output'?",
 }
@@ -341,7 +340,7 @@ REPRODUCE = {
     "reproduce cifar100 --run": "--run needs --data-root",
     "reproduce cifar100 --run --data-root nowhere": "--data-root 'nowhere' is not a directory",
     "reproduce cifar100 --record": "the numbers of cifar100 are the paper's: --record is for tables of our own",
-    "reproduce shapes --record --only ewc": "--record takes the whole table: leave out --only",
+    "reproduce shapes --record --only ewc": "--record needs the whole table: leave out --only",
     "reproduce shapes --runs nowhere": "--runs 'nowhere' is not a directory; give one that holds runs",
     "reproduce shapes --output file.txt": "file.txt is a file; --output names the folder to write to",
     "reproduce shapes --jobs 0": "--jobs must be at least 1, found 0",

@@ -93,7 +93,7 @@ def test_a_run_whose_images_were_changed_is_not_resumed(stopped, root):
     with pytest.raises(FolderError) as caught:
         start(*stopped, resume=True)
     message = str(caught.value)
-    assert "was begun with other data than there are now:" in message
+    assert "was started with data that differ from the present ones:" in message
     assert (
         "snli-ve: images under flickr30k/flickr30k_images differ in names or sizes of their files"
         in message

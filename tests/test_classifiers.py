@@ -231,7 +231,7 @@ def test_what_is_kept_is_counted_in_bytes():
     ("make", "problem"),
     [
         (lambda: Gaussian(power=0.0), "'power' must be above 0 and at most 1, found 0"),
-        (lambda: Gaussian(repeats=0), "'repeats' counts from 1, found 0"),
+        (lambda: Gaussian(repeats=0), "'repeats' must be at least 1, found 0"),
         (lambda: Lda(shrinkage=0.0), "'shrinkage' must be above 0"),
         (lambda: Ridge(gamma=-1.0), "'gamma' must be above 0"),
         (lambda: Svm(cost=0.0), "'cost' must be above 0"),

@@ -130,7 +130,7 @@ def test_results_of_others_are_reported_beside_ours(tmp_path, no_figures, capsys
     assert main(["report", str(folder), str(tmp_path / "lwf.csv")]) == 0
     printed = capsys.readouterr().out
     assert "│ lwf" in printed
-    assert "lwf: how it was made is not stated." in printed
+    assert "lwf: it does not say how it was made." in printed
     assert "before comparing: lwf comes from elsewhere" in printed
     # no chance level, no forgetting transfer
     assert "44.00 (–)" in printed
@@ -348,7 +348,7 @@ def test_names_of_any_kind_are_drawn_written_and_shown(tmp_path):
 def test_half_of_a_character_in_a_name_is_refused(tmp_path, capsys):
     """JSON can hold half of a surrogate pair, which neither a terminal nor a file in UTF-8 can."""
     assert main(["report", str(write_external(tmp_path, ["a\ud800", "b"]))]) == 2
-    assert "it holds half of a character: '\\ud800'" in capsys.readouterr().err
+    assert "it holds half a character: '\\ud800'" in capsys.readouterr().err
 
 
 def test_no_cell_of_a_csv_is_a_formula_and_numbers_stay_numbers(tmp_path, no_figures):

@@ -136,7 +136,7 @@ class AlsoLoses(Loses):
         ((Joint, Lwf), "'joint' is a bound .* leave it out of 'joint\\+lwf'"),
         ((Last, Lwf), "'last' .* must come last: write 'lwf\\+last' instead of 'last\\+lwf'"),
         ((Answers, Replay, Also), "'answered' and 'also' .* which classifier answers"),
-        ((Lwf, Hooked), "'end_task' has the name of a member of every method"),
+        ((Lwf, Hooked), "'end_task' is called like a member that every method has"),
     ],
 )
 def test_a_clash_is_refused_by_name(methods, message):

@@ -1156,7 +1156,7 @@ def test_a_generator_that_was_used_up_is_refused():
 
 
 def test_a_strength_in_words_is_refused():
-    with pytest.raises(ValueError, match="strength must be a number from 0, found '1e4'"):
+    with pytest.raises(ValueError, match="strength must be a number of at least 0, found '1e4'"):
         ConsolidationManager(small_model(), strength="1e4")
 
 
@@ -1244,12 +1244,12 @@ def test_a_chosen_strength_is_part_of_the_state(tmp_path):
     ("strength", "stiffness", "message"),
     [
         ("auto", None, "strength 'auto' needs stiffness"),
-        (1.0, 0.3, "stiffness is the aim of strength 'auto', found strength 1.0"),
+        (1.0, 0.3, "stiffness is the target of strength 'auto', found strength 1.0"),
         ("auto", 0.0, "stiffness must be a number above 0, found 0.0"),
         ("auto", math.nan, "stiffness must be a number above 0, found nan"),
         ("auto", math.inf, "stiffness must be a number above 0, found inf"),
         ("auto", "0.3", "stiffness must be a number above 0, found '0.3'"),
-        ("automatic", None, "strength must be a number from 0, found 'automatic'"),
+        ("automatic", None, "strength must be a number of at least 0, found 'automatic'"),
     ],
 )
 def test_strength_auto_and_stiffness_go_together(strength, stiffness, message):

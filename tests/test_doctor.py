@@ -231,7 +231,7 @@ def test_a_broken_archive_is_to_be_fetched_again(root):
     (root / "dev_img.zip").write_bytes(b"PK\x03\x04 half of it")
     problem = only_problem(look(root, "nlvr2"))
     assert problem.status == "missing"
-    assert "dev_img.zip is not a whole archive" in problem.text
+    assert "dev_img.zip is not a complete archive" in problem.text
 
 
 def test_a_name_with_a_space_is_quoted(root, tmp_path):
@@ -304,7 +304,7 @@ def test_images_unpacked_without_their_folders_are_recognised(root):
     folder = root / "vcr" / "vcr1images"
     for path in [path for path in folder.rglob("*") if path.is_file()]:
         path.rename(folder / path.name)
-    assert "outside of its folder: unpack again, with folders" in look(root, "vcr").problems[0].text
+    assert "but outside its folder: unpack with folders" in look(root, "vcr").problems[0].text
 
 
 def test_other_names_than_the_records_have_are_shown(root):
@@ -385,7 +385,7 @@ def test_classes_that_the_order_does_not_begin_with_are_no_start(tmp_path):
     write_cifar(tmp_path, order_classes(100, 1993)[1:5])
     problem = only_problem(look(tmp_path, "cifar100"))
     assert (
-        "4 of 100 classes are there, and the first that is learned in the order of seed 1993 is not"
+        "4 of 100 classes are there, and the first class in the order of seed 1993 is not"
         in problem.text
     )
 

@@ -63,8 +63,8 @@ def test_a_published_method_names_what_answers_and_what_carries(
         ("fetril", {"classifier__name": "head,svm"}, "'fetril' trains no head after the first"),
         ("fecam", {"model__bottleneck": 4}, r"those of a bottleneck \(model.bottleneck=4\)"),
         ("adagauss", {}, "more examples in a batch than there are features, found 16 and 32"),
-        ("efc", {"method__damping": -1.0}, "method.damping must be a number from 0"),
-        ("gatf", {"method__hidden": 0}, "method.hidden counts from 1"),
+        ("efc", {"method__damping": -1.0}, "method.damping must be at least 0"),
+        ("gatf", {"method__hidden": 0}, "method.hidden must be at least 1"),
     ],
 )
 def test_what_makes_no_sense_is_refused_before_anything_is_built(method, options, problem):

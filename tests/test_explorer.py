@@ -667,7 +667,7 @@ def test_a_run_without_a_checkpoint_is_said_to_have_none(run, tmp_path, capsys):
         (run / "config.yaml").read_text(encoding="utf-8"), encoding="utf-8"
     )
     assert main(["explore", str(tmp_path), "--task", "shapes[0-1]", "--class", "0"]) == 2
-    assert "has no checkpoints/, so that only its scores are left" in capsys.readouterr().err
+    assert "has no checkpoints/, so only its scores are left" in capsys.readouterr().err
 
 
 def test_a_run_that_keeps_no_importance_is_refused(tmp_path, capsys):

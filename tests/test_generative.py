@@ -82,7 +82,7 @@ def test_a_row_is_the_prompt_by_the_template_the_answer_and_the_end_mark(learner
 def test_a_tokenizer_that_joins_prompt_and_answer_is_refused(learner, monkeypatch):
     inputs = learner.processor
     monkeypatch.setattr(inputs, "_frames", {0: Frame("", " red", "")})
-    with pytest.raises(DataError, match=r"file 3, record 1: .*does not keep prompt and answer"):
+    with pytest.raises(DataError, match=r"file 3, record 1: .*does not separate prompt and answer"):
         inputs.read(["it"], ["cat"], [[]], ["file 3, record 1"])
 
 
@@ -271,7 +271,7 @@ BAD = {
     "one mark for each image": tell(("human", "<image><image> what"), ("gpt", "red")),
     "inside the image folder": tell(("human", "what"), ("gpt", "red"), image="../secret.png"),
     "lacks images": tell(("human", "what"), ("gpt", "red"), image="images/none.png"),
-    "the model has places for 64": tell(("human", "what"), ("gpt", "red " * 70)),
+    "the model takes at most 64": tell(("human", "what"), ("gpt", "red " * 70)),
 }
 
 

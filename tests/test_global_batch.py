@@ -55,7 +55,9 @@ def test_rows_that_are_not_known_or_not_shared_are_drawn_as_they_come():
 def test_draws_for_other_rows_than_those_held_are_an_error():
     with (
         global_batch_rows(rows_of_process(7, 1, 2)),
-        pytest.raises(RuntimeError, match=r"4 examples are drawn for, but this process holds 3"),
+        pytest.raises(
+            RuntimeError, match=r"numbers are drawn for 4 examples, but this process holds 3"
+        ),
     ):
         draw_rows(torch.rand, 4)
 

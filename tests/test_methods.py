@@ -368,7 +368,7 @@ def test_single_learns_every_task_from_the_pretrained_weights(runs):
     ("method", "words"),
     [
         ("single", "use 'joint'"),
-        ("adapters", "no task identity at test time"),
+        ("adapters", "must know the task at test time"),
         ("freeze_bottom", "needs pretrained weights; 'resnet18' starts at random"),
     ],
 )

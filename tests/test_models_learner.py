@@ -338,7 +338,7 @@ def test_a_resnet_is_built_by_its_name_with_the_stem_of_the_data_set(classes):
         ),
         (
             ModelConfig(name="/some/vit", width=8),
-            "model.width is an option of resnet18; other networks have a width already",
+            "model.width is an option of resnet18; other networks have a fixed width",
         ),
     ],
 )

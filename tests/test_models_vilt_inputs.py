@@ -137,7 +137,7 @@ def test_weights_of_another_shape_are_an_error(folder, tmp_path):
             "ids up to 24 only, the model's vocabulary has 999 words: it belongs to another model",
         ),
         ({"pad_token_id": 3}, "pads with id 0, the model with 3"),
-        ({"patch_size": 16}, "multiples of 8 pixels, patches are 16 wide"),
+        ({"patch_size": 16}, "multiples of 8 pixels, but patches are 16 wide"),
     ],
 )
 def test_a_tokenizer_or_processor_that_does_not_fit_is_named(folder, tmp_path, changes, message):

@@ -84,7 +84,7 @@ def test_it_learns_with_a_folder_of_images(tmp_path):
     ("outside", "message"),
     [
         (None, "needs images from elsewhere: set method.outside to a folder"),
-        ("shapes", "the data set that is learned"),
+        ("shapes", "the data set that is being learned"),
         ("no/such/folder", "'no/such/folder' is not a folder with images"),
     ],
 )

@@ -375,7 +375,9 @@ def test_numbers_without_a_range_are_refused_and_the_doctor_says_so(root, array,
             verify_image(path)
     assert main(["doctor", "--data-root", str(root), "--order", "snli-ve"]) == 1
     assert words in capsys.readouterr().out
-    with pytest.raises(DataError, match="3 of 3 records are left out: 3 image of an unknown range"):
+    with pytest.raises(
+        DataError, match="3 of 3 records are left out: 3 image with an unknown range of values"
+    ):
         find_task("snli-ve")(root=root, on_bad_record="skip").check()
 
 

@@ -300,7 +300,7 @@ def test_mammoth_counts_the_last_batch_as_full():
 
 
 def test_a_misspelt_peer_is_named_with_the_one_that_was_meant():
-    with pytest.raises(ConfigError, match=r"no peer 'mamoth'; did you mean 'mammoth'\?"):
+    with pytest.raises(ConfigError, match=r"unknown peer 'mamoth'; did you mean 'mammoth'\?"):
         Estimator.like("mamoth")
 
 

@@ -297,7 +297,9 @@ def test_what_the_sources_no_longer_give_is_refused_before_a_run(root):
     folder = root / ".mcit" / "images" / SMALL.name
     folder.mkdir(parents=True)
     write_shard(folder, [(picture.name, picture.stamp(), np.zeros((32, 32, 3), np.uint8))])
-    with pytest.raises(DataError, match=r"holds other pixels of .* than its source gives now"):
+    with pytest.raises(
+        DataError, match=r"holds pixels of .* that differ from those its source gives now"
+    ):
         make("snli-ve", root).check()
 
 

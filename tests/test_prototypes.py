@@ -215,7 +215,7 @@ def test_ssre_moves_the_middle_of_kernels_and_the_head_in_later_tasks(tmp_path):
         ("pass", "nlvr2,snli-ve", {}, "heads of their own"),
         ("ssre", "shapes:2x3", {"model__name": "some/vit", "model__width": None}, "from scratch"),
         ("pass", "shapes:2x3", {"method__temperature": 0}, "temperature must be above 0"),
-        ("ssre", "shapes:2x3", {"method__prototypes": -1}, "prototypes must be a number from 0"),
+        ("ssre", "shapes:2x3", {"method__prototypes": -1}, "prototypes must be at least 0"),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_is_built(method, order, options, problem):

@@ -136,7 +136,7 @@ def test_rows_of_an_example_share_its_place_in_the_draws_of_all_processes():
     torch.manual_seed(0)
     with global_batch_rows(Rows((0, 2), 3)):
         assert torch.equal(draw_rows(torch.rand, 8), torch.cat([whole[:4], whole[8:]]))
-        with pytest.raises(RuntimeError, match="7 examples are drawn for"):
+        with pytest.raises(RuntimeError, match="numbers are drawn for 7 examples"):
             draw_rows(torch.rand, 7)
 
 

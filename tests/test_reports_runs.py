@@ -182,7 +182,7 @@ def test_a_configuration_or_provenance_of_another_kind_is_one_clear_error(
     )
     with pytest.raises(DataError) as error:
         read_runs([folder])
-    assert f"{file} was not written by `mcit run`, or was changed since" in str(error.value)
+    assert f"{file} was not written by `mcit run`, or has been changed since" in str(error.value)
     assert words in str(error.value)
 
 
@@ -660,8 +660,8 @@ def test_unfinished_repeated_and_external_runs_are_caveats(tmp_path):
     assert caveats(*runs, external(tmp_path, make_text())) == [
         "ewc with seed 1 is counted 2 times: ewc-seed1, ewc-seed1",
         "seeds differ: 1 (ewc); not stated (lwf)",
-        "mas-seed1 is unfinished (3 of 4 tasks): it is shown by itself",
-        "lwf comes from elsewhere: how it was run is not known, and its A_t is the plain mean over "
+        "mas-seed1 is unfinished (3 of 4 tasks) and is shown separately",
+        "lwf comes from another source: how it was run is not known, and its A_t is the plain mean over "
         "tasks",
     ]
 

@@ -385,7 +385,7 @@ def test_other_data_are_refused_by_the_part_that_differs(run):
     parts["train images"] = {"content": "abc", "times": ""}
     with pytest.raises(
         FolderError,
-        match=r"was begun with other data .*:\n  - shapes\[0-1\]: train images differ\n",
+        match=r"was started with data that differ .*:\n  - shapes\[0-1\]: train images differ\n",
     ):
         find_as(run, data={"shapes[0-1]": parts})
 

@@ -113,7 +113,7 @@ def test_a_folder_alone_is_enough_and_other_options_are_refused(runs, somewhere,
     resume = ["run", "--resume", "--output", "mine", "--quiet"]
     assert main([*resume, "--seed", "7", "--set", "method.strength=3"]) == 2
     message = capsys.readouterr().err
-    assert "mine holds another run; what is asked for differs from it (there -> now):" in message
+    assert "mine holds another run; the requested one differs from it (there -> now):" in message
     assert "  - seed: 1 -> 7" in message
     assert "  - method.strength: 10.0 -> 3.0" in message
     assert main([*resume, "--set", "checkpoint.every_steps=50"]) == 0

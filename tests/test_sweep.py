@@ -155,7 +155,7 @@ def test_all_that_is_wrong_with_a_grid_comes_in_one_message(tmp_path):
     assert str(caught.value).count("strenth") == 1
     with pytest.raises(ConfigError, match="seeds lists 1 twice"):
         replace(GRID, seeds=(1, 1))
-    with pytest.raises(ConfigError, match="a strength must be a number from 0"):
+    with pytest.raises(ConfigError, match="a strength must be at least 0"):
         parse(Grid, {"methods": {"ewc": {"strengths": [-1]}}})
 
 

@@ -192,7 +192,7 @@ def test_a_power_of_features_follows_no_map():
     [
         (lambda: RidgeTransport(ridge=0.0), "'ridge' must be above 0"),
         (lambda: Displacement(sigma=0.0), "'sigma' must be above 0"),
-        (lambda: Attack(candidates=0), "'candidates' counts from 1"),
+        (lambda: Attack(candidates=0), "'candidates' must be at least 1"),
         (lambda: Network(draws=1), "'draws' must be at least 2"),
     ],
 )

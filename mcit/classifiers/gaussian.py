@@ -39,14 +39,16 @@ class Gaussian(Classifier):
 
     name = "gaussian"
     power: float = option(
-        1.0, help="exponent of features that are not negative (Tukey's transform); 1 for none"
+        1.0, help="exponent for non-negative features (Tukey's transform); 1 for none"
     )
-    shrinkage: float = option(3.0, help="times the mean variance, added on the diagonal")
-    off_diagonal: float = option(0.0, help="times the mean covariance, added off the diagonal")
+    shrinkage: float = option(3.0, help="added to the diagonal, in units of the mean variance")
+    off_diagonal: float = option(
+        0.0, help=("added off the diagonal, in units of the mean covariance")
+    )
     repeats: int = option(1, help="how often the covariance is shrunk")
     ledoit_wolf: bool = option(False, help="shrink as Ledoit and Wolf estimate it, instead")
     correlation: bool = option(True, help="divide covariances by standard deviations")
-    diagonal: bool = option(False, help="look at variances only")
+    diagonal: bool = option(False, help="use variances only")
 
     def __post_init__(self) -> None:
         problems = []
@@ -55,9 +57,9 @@ class Gaussian(Classifier):
         for name in ("shrinkage", "off_diagonal"):
             value = getattr(self, name)
             if not 0 <= value < math.inf:
-                problems.append(f"'{name}' must be from 0 and finite, found {value:g}")
+                problems.append(f"'{name}' must be at least 0 and finite, found {value:g}")
         if self.repeats < 1:
-            problems.append(f"'repeats' counts from 1, found {self.repeats}")
+            problems.append(f"'repeats' must be at least 1, found {self.repeats}")
         if problems:
             raise ConfigError(problems)
 
@@ -68,8 +70,8 @@ class Gaussian(Classifier):
         if model.bottleneck is not None:
             cause = f"those of a bottleneck (model.bottleneck={model.bottleneck}) may be"
         return [
-            f"classifier 'gaussian' raises features to the power {self.power:g}, which none that "
-            f"is negative has, and {cause}; pass --set classifier.power=1"
+            f"classifier 'gaussian' raises features to the power {self.power:g}, which negative "
+            f"features do not have, and {cause}; pass --set classifier.power=1"
         ]
 
     def needs(self) -> Needs:

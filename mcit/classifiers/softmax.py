@@ -37,14 +37,14 @@ class Softmax(Classifier):
     name = "softmax"
     fits_features = True
     decay: float = option(5e-4, help="weight of the penalty on the weights' squares")
-    iterations: int = option(100, help="most iterations of L-BFGS")
+    iterations: int = option(100, help="largest number of iterations of L-BFGS")
 
     def __post_init__(self) -> None:
         problems = []
         if not 0 <= self.decay < math.inf:
-            problems.append(f"'decay' must be from 0 and finite, found {self.decay:g}")
+            problems.append(f"'decay' must be at least 0 and finite, found {self.decay:g}")
         if self.iterations < 1:
-            problems.append(f"'iterations' counts from 1, found {self.iterations}")
+            problems.append(f"'iterations' must be at least 1, found {self.iterations}")
         if problems:
             raise ConfigError(problems)
 

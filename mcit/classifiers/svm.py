@@ -37,16 +37,16 @@ class Svm(Classifier):
     fits_features = True
     cost: float = option(1.0, help="weight of the examples against the margin")
     neighbor: Literal["cosine", "euclid"] = option(
-        "cosine", help="how the new class is chosen whose features an old class borrows"
+        "cosine", help="how to choose the new class whose features an old class borrows"
     )
-    iterations: int = option(200, help="most iterations of L-BFGS")
+    iterations: int = option(200, help="largest number of iterations of L-BFGS")
 
     def __post_init__(self) -> None:
         problems = []
         if not 0 < self.cost < math.inf:
             problems.append(f"'cost' must be above 0 and finite, found {self.cost:g}")
         if self.iterations < 1:
-            problems.append(f"'iterations' counts from 1, found {self.iterations}")
+            problems.append(f"'iterations' must be at least 1, found {self.iterations}")
         if problems:
             raise ConfigError(problems)
 

@@ -18,7 +18,7 @@ Examine the data of each task and say whether it is ready, fixable (with what is
 rename, an archive to unpack, records to leave out) or missing (something must be downloaded), and
 what to do next. A part of a data set is reported as such and is not a failure. Exit code: 0 all
 tasks named are ready, 1 some are fixable, 3 some are missing, 2 the command line is wrong.
-Annotations are parsed once and kept; the next time takes seconds.
+Annotations are parsed once and kept, so that the next call takes seconds.
 """
 
 

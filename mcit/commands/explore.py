@@ -12,11 +12,11 @@ from mcit.errors import ConfigError, DataError
 from mcit.files import find_folder_problem, make_folder
 from mcit.spelling import suggest
 
-HELP = "show importance by layer and modality, how it is spread, and what tasks have in common"
+HELP = "show how importance is spread over layers and modalities, and how much of it tasks share"
 DESCRIPTION = """
 Show the importance that runs keep (or that Importance.save wrote): its share by layer and by
-modality, its histogram, the overlap between tasks. With --task and --class, and the folder of a run
-that has a checkpoint: what EWC, MAS, EWC-DR and log-odds would protect in the classifier for
+modality, its histogram, and the overlap between tasks. With --task and --class, and the folder of a
+run that has a checkpoint: what EWC, MAS, EWC-DR and log-odds would protect in the classifier for
 samples of that class, measured on the task's training data. Tables are printed and written, with
 figures, to --output.
 """
@@ -32,19 +32,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="folder of a run, or a file of importance",
     )
-    parser.add_argument("--task", type=some_text, help="a task of the run, to view its classifier")
+    parser.add_argument(
+        "--task", type=some_text, help="a task of the run whose classifier is shown"
+    )
     parser.add_argument(
         "--class",
         dest="class_index",
         type=whole_number,
         metavar="K",
-        help="the class, by its number in the head of the task",
+        help="the number of the class in the task's head",
     )
     parser.add_argument(
         "--samples",
         type=whole_number,
         default=256,
-        help="most samples of the class that are used (default: 256)",
+        help="use at most this many samples of the class (default: 256)",
     )
     parser.add_argument(
         "--output",
@@ -94,7 +96,9 @@ def check(arguments: argparse.Namespace) -> None:
     if (arguments.task is None) != (arguments.class_index is None):
         problems.append("--task and --class go together: a classifier, and one of its classes")
     if arguments.task is not None and len(arguments.paths) > 1:
-        problems.append(f"--task looks at one run, found {len(arguments.paths)} paths; give one")
+        problems.append(
+            f"--task looks at a single run, found {len(arguments.paths)} paths; give one"
+        )
     if arguments.class_index is not None and arguments.class_index < 0:
         problems.append(f"--class counts from 0, found {arguments.class_index}")
     if arguments.samples < 1:

@@ -15,8 +15,8 @@ from mcit.errors import ConfigError
 from mcit.registry import CATEGORIES, TASK, check_name, find_class, list_names, summarize
 
 HELP = (
-    "list tasks, methods, classifiers, transports and recipes; with a name of the first four, its "
-    "paper and its options"
+    "list tasks, methods, classifiers, transports and recipes; given the name of one of the "
+    "first four, describe it, its paper and its options"
 )
 
 
@@ -26,7 +26,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "name",
         nargs="?",
         type=some_text,
-        help="a task, method, classifier or transport, whose options are printed",
+        help="a task, method, classifier or transport to describe",
     )
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 HELP = "resize images once, so that training reads them several times faster"
 DESCRIPTION = """
-Resize every image of the tasks to the size that ViLT takes, and store it without loss in
+Resize every image of the tasks to the size that ViLT takes, and store it losslessly in
 DIR/.mcit/images (or in $MCIT_CACHE if DIR cannot be written to). Training then reads the same
 pixels from there. The command can be stopped and started again at any time; images that have
 changed since are resized again. Exit code: 0, or 1 if some images cannot be read (they are listed),
@@ -38,12 +38,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--jobs",
         type=whole_number,
         metavar="N",
-        help="number of processes (default: one for every processor)",
+        help="number of processes (default: one per processor)",
     )
     parser.add_argument(
         "--model",
         type=some_text,
-        help="size images for this checkpoint (default: ViLT-B/32, or the embedded ViLT)",
+        help="resize images for this checkpoint (default: ViLT-B/32, or the embedded ViLT)",
     )
     parser.add_argument(
         "--verify",
@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         written = do_work(work, jobs)
     except KeyboardInterrupt:
-        print("what is done is kept; the same command continues from there")
+        print("finished images are kept; the same command continues from there")
         raise
     size = show_bytes(written.bytes)
     print(f"{written.pictures:,} images written, {size}; training uses them from now on")

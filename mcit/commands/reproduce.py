@@ -25,7 +25,7 @@ from mcit.sweeps.grid import find_repeated
 if TYPE_CHECKING:
     from mcit.reproduce.cells import Cell
 
-HELP = "list or run the tables of papers, and small ones of our own, and compare the numbers"
+HELP = "list or run the tables of papers, and small tables of our own, and compare the numbers"
 EPILOG = """
   mcit reproduce                                            lists the tables
   mcit reproduce cifar100                                   plan, cost and commands; nothing is run
@@ -80,7 +80,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="DIR",
-        help="another folder to look for finished runs in",
+        help="another folder in which to look for finished runs",
     )
     parser.add_argument("--run", action="store_true", help="make the runs that are missing")
     add_running_options(parser)
@@ -88,12 +88,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--teraflops",
         type=number,
         default=10.0,
-        help="speed of the machine that costs are estimated for (default: 10)",
+        help="speed of the machine for which costs are estimated (default: 10)",
     )
     parser.add_argument(
         "--record",
         action="store_true",
-        help="store what was measured as the expected numbers (tables of our own only)",
+        help="store the measured numbers as the expected ones (tables of our own only)",
     )
 
 
@@ -188,7 +188,7 @@ def find_option_problems(arguments: argparse.Namespace, table: ExpectedResults) 
             f"the numbers of {arguments.table} are the paper's: --record is for tables of our own"
         )
     if arguments.record and (arguments.only or arguments.setting or arguments.seeds):
-        problems.append("--record takes the whole table: leave out --only, --setting and --seeds")
+        problems.append("--record needs the whole table: leave out --only, --setting and --seeds")
     if not arguments.teraflops > 0:
         problems.append(f"--teraflops must be above 0, found {arguments.teraflops:g}")
     try:

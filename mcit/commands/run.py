@@ -51,14 +51,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--classifier",
         type=some_text,
         metavar="NAMES",
-        help="for class-incremental runs: what answers from features, such as lda, or several on "
-        "one training, such as head,nearest_mean,lda (default: what the method says, mostly head)",
+        help=(
+            "for class-incremental runs: what answers from features, such as lda, or several "
+            "after one training, such as head,nearest_mean,lda (default: that of the method, "
+            "mostly head)"
+        ),
     )
     parser.add_argument(
         "--transport",
         type=some_text,
-        help="how class statistics follow the network: none, ridge, ... (default: what the method "
-        "says, mostly none)",
+        help=(
+            "how class statistics follow the network: none, ridge, ... (default: that of the "
+            "method, mostly none)"
+        ),
     )
     parser.add_argument(
         "--config", type=some_text, help="a YAML file, or a name in configs/ such as climb"
@@ -92,7 +97,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--single",
         type=some_text,
         metavar="RUN",
-        help="folder of a run of the method `single`, to compute knowledge transfer from",
+        help="folder of a run of the method `single`, needed for knowledge transfer",
     )
     parser.add_argument(
         "--output",
@@ -113,7 +118,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dry-run",
         action="store_true",
-        help="check everything, try a step and the end of each task, and stop",
+        help="check everything, try a few steps and the end of each task, and stop",
     )
     parser.add_argument(
         "--overwrite", action="store_true", help="discard the run that --output holds"
@@ -132,7 +137,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tracker",
         type=some_text,
-        help="also log to tensorboard, wandb or another tracker that accelerate knows",
+        help="also log to tensorboard, wandb or another tracker known to accelerate",
     )
     parser.add_argument("--quiet", action="store_true", help="no progress bars")
 

@@ -61,7 +61,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="[METHOD=]S,S,...",
-        help="strengths to try, of every method that has one or of METHOD (default: as configured)",
+        help="strengths to try, for all methods that have one, or for METHOD (default: configured)",
     )
     parser.add_argument(
         "--seeds", type=split_list, help="comma-separated, or a range: 1,2,3 or 1-3 (default: 1-3)"
@@ -110,7 +110,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--reference",
         type=some_text,
         metavar="METHOD",
-        help="method that --match takes the stiffness of (default: the first that has one)",
+        help="method whose stiffness --match gives to the others (default: the first that has one)",
     )
     running = parser.add_argument_group("running")
     add_running_options(running)
@@ -214,19 +214,22 @@ def find_option_problems(arguments: argparse.Namespace, grid: Grid) -> list[str]
     """Return what is wrong with the options of a sweep, without its runs."""
     problems = find_running_problems(arguments)
     if arguments.select is None and arguments.select_seeds:
-        problems.append("--select-seeds is for --select: it says which seeds pick a strength")
+        problems.append("--select-seeds is for --select: it names the seeds that choose strengths")
     if arguments.select is not None and arguments.match:
         problems.append(
-            "--select picks each method's own strength and --match one for all: use one of them"
+            "--select chooses a strength for each method, --match one stiffness for all: use one "
+            "of them"
         )
     if arguments.reference and not arguments.match:
-        problems.append("--reference is for --match: it says whose stiffness all methods get")
+        problems.append(
+            "--reference is for --match: it names the method whose stiffness all others get"
+        )
     both = sorted({*parse_seeds(arguments.select_seeds)} & {*grid.seeds})
     if both:
         listed = ", ".join(map(str, both))
         problems.append(
-            f"--select-seeds and --seeds share {listed}: what picks a strength must not report on "
-            "it; choose other seeds"
+            f"--select-seeds and --seeds share {listed}: the seeds that choose a strength must "
+            f"not be reported; choose others"
         )
     return problems
 
@@ -247,8 +250,8 @@ def select_strengths(
         lines.append(f"{where}{choice.describe()}")
     if choices and not arguments.select_seeds:
         lines.append(
-            "picked on the seeds that are reported, which flatters them; --select-seeds keeps the "
-            "two apart"
+            "strengths are chosen on the seeds that are reported, which flatters the results; "
+            "--select-seeds keeps the two apart"
         )
     print("\n  ".join(lines))
     record = {
@@ -271,7 +274,10 @@ def match_stiffness(grid: Grid, arguments: argparse.Namespace) -> Grid | None:
     stiffness = _measure(grid, methods, arguments)
     if stiffness is None:
         listed = ", ".join(methods)
-        print(f"would measure the mean stiffness of {listed} after the first task, and plan then")
+        print(
+            f"would first measure the mean stiffness of {listed} after the first task, and then "
+            "plan"
+        )
         return None
     strengths = grid.methods[reference].strengths or grid.strengths
     matched = match_strengths(stiffness, reference, strengths)
@@ -302,7 +308,7 @@ def _choose_reference(grid: Grid, methods: Sequence[str], asked: str | None) -> 
         )
     if not (grid.methods[reference].strengths or grid.strengths):
         raise ConfigError(
-            [f"--match needs strengths of the reference, such as --strengths {reference}=100,300"]
+            [f"--match needs strengths for the reference, such as --strengths {reference}=100,300"]
         )
     return reference
 

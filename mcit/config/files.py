@@ -138,7 +138,7 @@ def _find_classifier_problems(config: RunConfig) -> list[str]:
         if len(names) > 1 and options:
             listed = ", ".join(f"classifiers.{names[0]}.{key}" for key in options)
             problems.append(
-                f"several classifiers are named, and it is not clear whose options "
+                f"several classifiers are named, so it is not clear whose options "
                 f"{', '.join(options)} are: set {listed} instead"
             )
             options = {}

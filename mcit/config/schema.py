@@ -39,13 +39,16 @@ class LoraConfig:
         (), help="names of the linear layers that get adapters; none: what the backbone suggests"
     )
     projector: bool = option(
-        False, help="adapters on the projector of a generative model too, not only its language"
+        False,
+        help="put adapters on a generative model's projector too, not only on its language model",
     )
 
     experts: int = option(
         0,
-        help="experts that the rank is divided among and a router mixes for every token (MoELoRA); "
-        "0 for none",
+        help=(
+            "experts among which the rank is divided, mixed by a router for every token "
+            "(MoELoRA); 0 for none"
+        ),
     )
 
     def __post_init__(self) -> None:
@@ -79,15 +82,18 @@ class ModelConfig:
     )
     trained: tuple[Literal["vision", "projector", "language"], ...] = option(
         (),
-        help="parts of a generative model whose own weights train; none: language model and "
-        "projector without adapters, nothing else with them",
+        help=(
+            "parts of a generative model whose own weights train; none: without adapters, "
+            "language model and projector; with adapters, no part"
+        ),
     )
     images: Mapping[str, Any] = option(
         factory=dict,
         help="changes of a generative model's image processor, such as {do_pad: true}",
     )
     bottleneck: int | None = option(
-        None, help="so many features of resnet18, by a linear layer on top of it; none: no such"
+        None,
+        help="reduce resnet18's features to this many, by a linear layer on top; none: do not",
     )
     channels_last: bool = option(
         True, help="memory layout of resnet18; faster on CPUs", kind=Kind.ROUNDING
@@ -115,8 +121,10 @@ class TrainingConfig:
 
     mixed_precision: Literal["no", "bf16", "fp16", "auto"] | None = option(
         None,
-        help="precision of the forward pass; auto: bf16 where the device multiplies in it; none: "
-        "what `accelerate launch` says",
+        help=(
+            "precision of the forward pass; auto: bf16 where the device supports it in hardware; "
+            "none: what `accelerate launch` says"
+        ),
     )
     accumulate: int = option(1, help="micro-batches per optimizer step", kind=Kind.ROUNDING)
     clip_norm: float | None = option(None, help="largest norm of the gradient; none: no clipping")
@@ -124,12 +132,12 @@ class TrainingConfig:
     eval_batch_size: int | None = option(
         None, help="examples scored at a time; none: what suits the task", kind=Kind.ROUNDING
     )
-    log_every: int = option(20, help="steps between two entries in the log", kind=Kind.PLACE)
+    log_every: int = option(20, help="steps between two log entries", kind=Kind.PLACE)
     split: Literal["eval", "test"] = option(
-        "eval", help="what is scored; few tasks have a labeled test split"
+        "eval", help="the split that is scored; few tasks have a labeled test split"
     )
     score_before: bool = option(
-        False, help="score each task before it is learned too, for forward transfer"
+        False, help="score each task also before it is learned, for forward transfer"
     )
     refresh_batchnorm: bool = option(
         False,
@@ -195,11 +203,13 @@ class RunConfig:
     method: Selection = option(Selection("finetune"), help="how earlier tasks are protected")
     classifier: Selection | None = option(
         None,
-        help="what answers from features, several separated by commas; none: what the method says, "
-        "mostly its head",
+        help=(
+            "what answers from features, several separated by commas; none: that of the method, "
+            "mostly its head"
+        ),
     )
     transport: Selection | None = option(
-        None, help="how class statistics follow the network; none: what the method says"
+        None, help="how class statistics follow the network; none: that of the method"
     )
     model: ModelConfig = ModelConfig()
     training: TrainingConfig = TrainingConfig()
@@ -210,7 +220,7 @@ class RunConfig:
         factory=dict, help="options by classifier name"
     )
     preset: Literal["release", "exact"] | None = option(
-        None, help="a file in configs/presets/, merged under what is given here"
+        None, help="a file in configs/presets/; what is given here has precedence over it"
     )
     stiffness: float | None = option(
         None,

@@ -116,7 +116,7 @@ class ClassIncrementalTask(Task):
     root: Path | None = option(None, help="folder of the official data", kind=Kind.PLACE)
     # None stands for the recipe that suits the part, until the task is made
     recipe: Recipe | None = option(  # type: ignore[assignment]
-        None, help="what differs from the recipes of the first task and of the later ones"
+        None, help="changes to the recipes of the first and of the later tasks"
     )
     classes: int | None = option(None, help="learn only this many classes, the first of the order")
     class_order_seed: int | None = option(
@@ -134,8 +134,10 @@ class ClassIncrementalTask(Task):
     )
     augmentation: Literal["plain", "auto", "trivial"] = option(
         "plain",
-        help="what is done to training images on top of the data set's own: AutoAugment's policy "
-        "for CIFAR, or TrivialAugmentWide",
+        help=(
+            "what is done to training images in addition to the data set's own augmentation: "
+            "AutoAugment's policy for CIFAR, or TrivialAugmentWide"
+        ),
         newer=True,
     )
     cutout: int = option(
@@ -145,8 +147,10 @@ class ClassIncrementalTask(Task):
     )
     rotations: bool = option(
         False,
-        help="learn rotated images of the first task as classes of their own, by a head that is "
-        "dropped then",
+        help=(
+            "learn rotated images of the first task as classes of their own, with a head that is "
+            "dropped afterwards"
+        ),
         newer=True,
     )
     on_bad_record: Policy = option(
@@ -245,7 +249,7 @@ class ClassIncrementalTask(Task):
             if getattr(self, name) <= 0:
                 problems.append(f"'{name}' must be positive, found {getattr(self, name)}")
         if self.cutout < 0:
-            problems.append(f"'cutout' must be a number of pixels from 0, found {self.cutout}")
+            problems.append(f"'cutout' must be a number of pixels, at least 0, found {self.cutout}")
         if problems:
             raise ConfigError(problems)
 

@@ -155,9 +155,9 @@ class ImageCache:
                     continue
                 if not np.array_equal(pixels, resizing.read(picture.open())):
                     raise DataError(
-                        f"{index.folder} holds other pixels of {picture.name} than its source "
-                        "gives now; it was made by another version of Pillow or of mcit: remove "
-                        "that folder; `mcit prepare` then makes it again"
+                        f"{index.folder} holds pixels of {picture.name} that differ from those "
+                        f"its source gives now; another version of Pillow or of mcit made it: "
+                        f"remove that folder, and `mcit prepare` makes it again"
                     )
 
     def describe(self, resizing: Resizing | None) -> str:

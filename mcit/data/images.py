@@ -36,7 +36,7 @@ MISSING = "image missing"
 UNREADABLE = "image unreadable"
 TOO_LARGE = "image too large"
 TOO_LONG = "image too long"
-NO_RANGE = "image of an unknown range"
+NO_RANGE = "image with an unknown range of values"
 _NUMBERS = {"I": "signed or 32-bit numbers", "F": "floating-point numbers"}
 # Pillow reports a damaged file by any of these, depending on the format and the damage
 _DAMAGE = (

@@ -70,7 +70,7 @@ class TextTask(Task):
         "fail", help="stop at a bad record, or leave bad records out and count them"
     )
     recipe: Recipe = RECIPE
-    new_tokens: int = option(16, help="the most tokens that an answer may have")
+    new_tokens: int = option(16, help="the largest number of tokens that an answer may have")
     scored_by: str = option(
         "exact", help="the text metric: exact, vqa, letter, box, caption or contained"
     )
@@ -242,8 +242,8 @@ class InstructionTask(TextTask, AnnotatedTask):
                 long += processor.count_answer(answers[0]) > self.new_tokens
         if long:
             notes.append(
-                f"{self.name}: {long:,} of {len(table):,} answers that are scored have more tokens "
-                f"than the {self.new_tokens} that are generated: raise new_tokens"
+                f"{self.name}: {long:,} of {len(table):,} scored answers have more tokens than "
+                f"the {self.new_tokens} that are generated: raise new_tokens"
             )
         return notes
 
@@ -341,9 +341,11 @@ class RewordedTask(TextTask):
     """
 
     train_limit: int | None = option(
-        None, help="learn from the first so many examples; none: from all"
+        None, help="learn from this many examples, the first ones; none: from all"
     )
-    eval_limit: int | None = option(None, help="score the first so many examples; none: all")
+    eval_limit: int | None = option(
+        None, help="score this many examples, the first ones; none: all"
+    )
 
     on_its_own = False
     rewords: ClassVar[str]

@@ -43,18 +43,21 @@ class BenchmarkTask(InstructionTask):
     )
     annotations: str = option(
         "",
-        help="folder of the task's files, below the data root; none: the first known one that is "
-        "there",
+        help=(
+            "folder of the task's files, below the data root; none: the first known one that exists"
+        ),
         kind=Kind.PLACE,
     )
     images: str = option(
         "",
-        help="folder that the paths of images start from, below the data root; none: a known one "
-        "that has them",
+        help=(
+            "folder, below the data root, to which image paths are relative; none: a known one "
+            "that has the images"
+        ),
         kind=Kind.PLACE,
     )
-    train_file: str = option("", help="name of the file to learn from; none: a known one")
-    test_file: str = option("", help="name of the file that is scored; none: a known one")
+    train_file: str = option("", help="name of the training file; none: a known one")
+    test_file: str = option("", help="name of the file to score; none: a known one")
 
     on_its_own = False
     eval_batch_size = 16

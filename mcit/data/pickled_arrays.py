@@ -58,7 +58,7 @@ def read_pickle(opened: BinaryIO) -> Any:
     except RefusedPickle:
         raise
     except KeyError:
-        raise RefusedPickle("it holds more instructions than data need") from None
+        raise RefusedPickle("it holds more instructions than plain data needs") from None
     except _DAMAGE as error:
         raise RefusedPickle(str(error)[:_SHOWN] or type(error).__name__) from None
     if isinstance(value, dict):
@@ -71,13 +71,13 @@ class _Bytes:
 
     def __init__(self, *given: Any):
         if given not in [(name, 0, 1) for name in (b"u1", "u1")]:
-            raise RefusedPickle("it holds an array of something else than bytes (u1)")
+            raise RefusedPickle("it holds an array of something other than bytes (u1)")
         self.is_described = False
 
     def build(self, state: Any) -> None:
         """Take the description, which has one form only."""
         if state not in [(3, order, None, None, None, -1, -1, 0) for order in (b"|", "|")]:
-            raise RefusedPickle("it describes the type of an array as numpy does not")
+            raise RefusedPickle("it describes the type of an array in a way that numpy does not")
         self.is_described = True
 
 
@@ -86,23 +86,23 @@ class _Array:
 
     def __init__(self, *given: Any):
         if given not in [(_ARRAY_CLASS, (0,), code) for code in (b"b", "b")]:
-            raise RefusedPickle("it makes an array in a way that arrays are not saved in")
+            raise RefusedPickle("it makes an array in a way in which arrays are not saved")
         self.content: np.ndarray | None = None
 
     def build(self, state: Any) -> None:
         """Take the state (1, shape, type, whether columns come first, bytes)."""
         if self.content is not None or type(state) is not tuple or len(state) != 5:
-            raise RefusedPickle("it makes an array in a way that arrays are not saved in")
+            raise RefusedPickle("it makes an array in a way in which arrays are not saved")
         version, shape, kind, by_columns, data = state
         is_described = isinstance(kind, _Bytes) and kind.is_described
         if version != 1 or not is_described or not isinstance(by_columns, int):
-            raise RefusedPickle("it makes an array in a way that arrays are not saved in")
+            raise RefusedPickle("it makes an array in a way in which arrays are not saved")
         if type(shape) is not tuple or not all(type(side) is int for side in shape):
-            raise RefusedPickle("it holds an array of no shape")
+            raise RefusedPickle("it holds an array without a shape")
         if not 0 < len(shape) <= _MOST_DIMENSIONS or min(shape) < 0 or type(data) is not bytes:
             raise RefusedPickle("it holds an array of an odd shape")
         if math.prod(shape) != len(data):
-            raise RefusedPickle(f"it holds an array of shape {shape} with other bytes than that")
+            raise RefusedPickle(f"it holds an array of shape {shape} whose bytes do not fit it")
         order: Literal["C", "F"] = "F" if by_columns else "C"
         self.content = np.frombuffer(data, np.uint8).reshape(shape, order=order)
 
@@ -185,5 +185,5 @@ def _check(value: Any) -> Any:
     for item in items:
         is_whole = isinstance(item, int) and -_LARGEST <= item < _LARGEST
         if item is not None and not is_whole and not isinstance(item, (bytes, str)):
-            raise RefusedPickle("it holds more than arrays, strings and numbers of 64 bits")
+            raise RefusedPickle("it holds something other than arrays, strings and 64-bit numbers")
     return value

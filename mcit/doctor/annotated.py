@@ -122,10 +122,10 @@ def _compare_names(wanted: Any, images: ImageFolder) -> str:
     """Return what the files there are called, if all are called otherwise."""
     held = list(images.index.values())
     if not held:
-        return "; no file there has a name of that kind"
+        return "; no file there has such a name"
     folder, _, last = str(wanted).rpartition("/")
     if folder and any(name.rpartition("/")[2] == last for name in held):
-        return f"; {last} is there outside of its folder: unpack again, with folders (no unzip -j)"
+        return f"; {last} is there, but outside its folder: unpack with folders (no unzip -j)"
     return f"; files there are called {held[0]!r}"
 
 

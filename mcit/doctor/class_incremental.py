@@ -68,7 +68,7 @@ def _choose_classes(
     here = f"{len(both)} of {task.class_count} classes are there"
     if usable == 0:
         text = (
-            f"{here}, and the first that is learned in the order of seed "
+            f"{here}, and the first class in the order of seed "
             f"{task.class_order_seed} is not among them"
         )
         finding.add(Problem(text, f"download all from {task.page}"))

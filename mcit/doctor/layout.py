@@ -89,7 +89,7 @@ def explain_packed(
         try:
             first = _read_first_member(archive)
         except _DAMAGE as error:
-            return Problem(f"{name} is not a whole archive ({error})", f"remove it; {remedy}")
+            return Problem(f"{name} is not a complete archive ({error})", f"remove it; {remedy}")
         # an archive that holds the folder itself is unpacked next to it
         target = folder.parent if first.split("/")[0] == folder.name else folder
         unpack = f"tar -xf {_quote(archive)} -C"

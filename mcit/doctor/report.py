@@ -74,7 +74,7 @@ def _print_details(finding: Finding, console: Console) -> None:
 def _suggest_commands(root: Path, findings: Sequence[Finding], config: str | None) -> list[str]:
     """Return commands that use what is ready; data sets that are split stand alone."""
     if (root / "embedded.json").is_file():
-        return ["this is the embedded benchmark: mcit run uses it if no --data-root is given"]
+        return ["this is the embedded benchmark, which mcit run uses if no --data-root is given"]
     ready = [finding for finding in findings if finding.status == "ready" and finding.order]
     groups = [[finding] for finding in ready if finding.track is Track.CLASSES]
     tasks = [finding for finding in ready if finding.track is Track.TASKS]
@@ -93,7 +93,7 @@ def _suggest_commands(root: Path, findings: Sequence[Finding], config: str | Non
             if len(group) == len(findings):
                 # the configuration has the order
                 words = f"--config {shlex.quote(config)} {_write_root(root)}"
-        lines.append(f"try what is ready: mcit run {words} --dry-run")
+        lines.append(f"try the tasks that are ready: mcit run {words} --dry-run")
     return lines
 
 

@@ -58,16 +58,18 @@ class AdaGauss(Method):
         for name in ("strength", "anti_collapse"):
             value = getattr(self, name)
             if not 0 <= value < math.inf:
-                problems.append(f"method.{name} must be a number from 0, found {value:g}")
+                problems.append(f"method.{name} must be at least 0, found {value:g}")
         if self.hidden < 1:
-            problems.append(f"method.hidden counts from 1, found {self.hidden}")
+            problems.append(f"method.hidden must be at least 1, found {self.hidden}")
         if problems:
             raise ConfigError(problems)
 
     def find_problems(self, tasks: Sequence[Task], model: ModelConfig) -> list[str]:
         if tasks[0].track is not Track.CLASSES:
-            return [f"method {self.name!r} compares classes in one space of features, as "
-                    "class-incremental tasks have it"]  # fmt: skip
+            return [
+                f"method {self.name!r} is for class-incremental orders such as shapes:5x4, whose "
+                "classes share one feature space"
+            ]
         width = model.bottleneck or 8 * (model.width or 0)
         smallest = min(task.recipe.batch_size for task in tasks)
         if not (self.anti_collapse and model.from_scratch and smallest <= width):

@@ -52,7 +52,9 @@ class AdamNscl(ProjectingMethod):
         help="eigenvalues up to this multiple of the smallest count as zero; none: no projection, "
         "which is finetuning",
     )
-    floor: float = option(1e-8, help="the smallest eigenvalue is at least this part of the largest")
+    floor: float = option(
+        1e-8, help=("the smallest eigenvalue is at least this fraction of the largest")
+    )
     average: bool = option(True, help="average inputs over the batch before they are multiplied")
     shrink: bool = option(
         True, help="divide steps by the root of the number of directions, as the public code does"
@@ -63,9 +65,9 @@ class AdamNscl(ProjectingMethod):
     def __post_init__(self) -> None:
         problems = []
         if self.ratio is not None and not self.ratio >= 1:
-            problems.append(f"method.ratio must be a number from 1, or none, found {self.ratio:g}")
+            problems.append(f"method.ratio must be at least 1, or none, found {self.ratio:g}")
         if not 0 <= self.floor < 1:
-            problems.append(f"method.floor must be from 0 to below 1, found {self.floor:g}")
+            problems.append(f"method.floor must be at least 0 and below 1, found {self.floor:g}")
         if problems:
             raise ConfigError(problems)
 

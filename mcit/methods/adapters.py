@@ -34,14 +34,14 @@ class Adapters(Method):
 
     def __post_init__(self) -> None:
         if self.rank < 1:
-            raise ConfigError([f"method.rank must be a number from 1, found {self.rank}"])
+            raise ConfigError([f"method.rank must be at least 1, found {self.rank}"])
 
     def find_problems(self, tasks: Sequence[Task], model: ModelConfig) -> list[str]:
         if tasks[0].track is not Track.CLASSES:
             return []
         return [
-            "method 'adapters' needs to know the task when it is scored, and class-incremental "
-            "runs have no task identity at test time"
+            "method 'adapters' must know the task at test time, and class-incremental runs do "
+            "not tell it"
         ]
 
     def begin_task(self, stage: Stage) -> Sequence[str]:

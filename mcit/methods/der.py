@@ -62,10 +62,10 @@ class Der(Method):
     def __post_init__(self) -> None:
         problems = []
         if self.size < 1:
-            problems.append(f"method.size must be a number from 1, found {self.size}")
+            problems.append(f"method.size must be at least 1, found {self.size}")
         for name, value in (("alpha", self.alpha), ("beta", self.beta)):
             if not value >= 0:
-                problems.append(f"method.{name} must be a number from 0, found {value:g}")
+                problems.append(f"method.{name} must be at least 0, found {value:g}")
         if problems:
             raise ConfigError(problems)
         # [stored, 2], [stored] and [stored, outputs]; outputs that did not exist yet are NaN
@@ -77,8 +77,8 @@ class Der(Method):
         if tasks[0].track is Track.CLASSES:
             return []
         return [
-            "method 'der' learns old and new classes in one head, as class-incremental tasks have "
-            "it; for tasks with heads of their own use 'replay'"
+            "method 'der' is for class-incremental orders such as shapes:5x4, whose tasks share "
+            "one head; for tasks with heads of their own use 'replay'"
         ]
 
     def begin_task(self, stage: Stage) -> Sequence[str]:
@@ -127,7 +127,7 @@ class Der(Method):
             kept = [(stage.tasks[task], [place]) for task, place in self.places.tolist()]
             joined = stage.task.with_examples(kept)
             if joined is None:
-                raise RuntimeError(f"{stage.task.name} takes no examples of earlier tasks")
+                raise RuntimeError(f"{stage.task.name} cannot learn examples of earlier tasks")
             examples = joined.examples("train")
             self.memory = examples, len(examples) - len(kept)
         return self.memory

@@ -56,14 +56,17 @@ class Efc(Method):
         for name in ("strength", "damping"):
             value = getattr(self, name)
             if not 0 <= value < math.inf:
-                problems.append(f"method.{name} must be a number from 0, found {value:g}")
+                problems.append(f"method.{name} must be at least 0, found {value:g}")
         if problems:
             raise ConfigError(problems)
 
     def find_problems(self, tasks: Sequence[Task], model: ModelConfig) -> list[str]:
         if tasks[0].track is Track.CLASSES:
             return []
-        return ["method 'efc' looks at one head that widens, as class-incremental tasks have it"]
+        return [
+            "method 'efc' is for class-incremental orders such as shapes:5x4, whose tasks share "
+            "one head"
+        ]
 
     def begin_task(self, stage: Stage) -> Sequence[str]:
         self.old = None

@@ -48,7 +48,7 @@ class EwcDelta(FreshPairMethod):
     # no default: no value suits two estimators or two recipes
     strength: float = option(help="factor of the penalty (public code: 1e7); 0 is none")
     estimator: Estimator = Estimator()
-    decay: float = option(1.0, help="factor of the old importance when a task's joins it")
+    decay: float = option(1.0, help="factor of the old importance when that of a new task is added")
     store: Literal["full", "factored"] = option(
         "full", help="importance of every weight, or of rows and columns, which is small"
     )
@@ -103,7 +103,8 @@ class EwcDelta(FreshPairMethod):
 
     def describe(self) -> str:
         return (
-            f"{self.estimator.describe()}; of the change of weights by a fresh LoRA pair: strength "
+            f"{self.estimator.describe()}; for the weight change made by a fresh LoRA pair: "
+            f"strength "
             f"{self.strength:g}, decay {self.decay:g}, {self.store} importance"
         )
 

@@ -40,7 +40,7 @@ class FreezeBottom(Method):
         blocks = encoder.count_blocks()
         count = round(self.layers * blocks) if self.layers < 1 else int(self.layers)
         if count > blocks:
-            raise ConfigError([f"method.layers is {count}, the encoder has {blocks}"])
+            raise ConfigError([f"method.layers is {count}, but the encoder has {blocks}"])
         encoder.freeze_bottom(count)
         return ()
 

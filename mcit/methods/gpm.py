@@ -42,11 +42,11 @@ class Gpm(ProjectingMethod):
 
     name = "gpm"
     threshold: float = option(
-        0.97, help="share of the inputs' energy that the basis holds; 0 is finetuning"
+        0.97, help="fraction of the inputs' energy that the basis holds; 0 is finetuning"
     )
     growth: float = option(0.003, help="added to the threshold with every task")
-    examples: int = option(128, help="training examples of a task whose inputs are seen")
-    vectors: int = option(2048, help="inputs of each layer that are kept of them, at most")
+    examples: int = option(128, help="training examples of a task whose inputs are used")
+    vectors: int = option(2048, help="largest number of inputs kept for each layer")
     bases: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -56,7 +56,7 @@ class Gpm(ProjectingMethod):
                 problems.append(f"method.{name} must lie between 0 and 1, found {value:g}")
         for name, count in (("examples", self.examples), ("vectors", self.vectors)):
             if count < 1:
-                problems.append(f"method.{name} must be a number from 1, found {count}")
+                problems.append(f"method.{name} must be at least 1, found {count}")
         if problems:
             raise ConfigError(problems)
 

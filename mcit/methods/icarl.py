@@ -47,7 +47,7 @@ class Icarl(Method):
     name = "icarl"
     first_task_is_finetuning = True
     keeps_examples = True
-    exemplars: int = option(20, help="images that are kept of every class")
+    exemplars: int = option(20, help="images kept per class")
     answer: Literal["nearest_mean", "head"] = option(
         "nearest_mean", help="answer by the nearest mean of exemplars, or by the head"
     )
@@ -63,7 +63,7 @@ class Icarl(Method):
     def __post_init__(self) -> None:
         problems = []
         if self.exemplars < 1:
-            problems.append(f"method.exemplars must be a number from 1, found {self.exemplars}")
+            problems.append(f"method.exemplars must be at least 1, found {self.exemplars}")
         if not self.distillation >= 0:
             problems.append(f"method.distillation must be from 0, found {self.distillation:g}")
         if not self.temperature > 0:
@@ -75,8 +75,8 @@ class Icarl(Method):
         if tasks[0].track is Track.CLASSES:
             return []
         return [
-            "method 'icarl' learns old and new classes in one head, as class-incremental tasks "
-            "have it; for tasks with heads of their own use 'replay'"
+            "method 'icarl' is for class-incremental orders such as shapes:5x4, whose tasks share "
+            "one head; for tasks with heads of their own use 'replay'"
         ]
 
     def begin_task(self, stage: Stage) -> Sequence[str]:

@@ -46,7 +46,7 @@ class Keeplora(FreshPairMethod):
     first_task_is_finetuning = False
     general: float = option(0.6, help="fraction of the energy of the loaded weights that is kept")
     share: float = option(0.99, help="fraction of the energy of a task's gradient that is kept")
-    samples: float = option(0.2, help="fraction of the examples that the gradient is measured on")
+    samples: float = option(0.2, help="fraction of the examples on which the gradient is measured")
     # M by the name of a layer's weight, [directions, inputs]
     directions: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False)
 

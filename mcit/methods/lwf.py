@@ -50,7 +50,7 @@ class Lwf(Method):
     def __post_init__(self) -> None:
         problems = []
         if not (math.isfinite(self.strength) and self.strength >= 0):
-            problems.append(f"method.strength must be a number from 0, found {self.strength:g}")
+            problems.append(f"method.strength must be at least 0, found {self.strength:g}")
         if not 0 < self.temperature < math.inf:
             problems.append(
                 f"method.temperature must be above 0 and finite, found {self.temperature:g}"

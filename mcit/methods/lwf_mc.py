@@ -42,8 +42,8 @@ class LwfMc(Method):
         if tasks[0].track is Track.CLASSES:
             return []
         return [
-            "method 'lwf_mc' keeps the answers of old classes in one head that widens, as "
-            "class-incremental tasks have it; for tasks with heads of their own use 'lwf'"
+            "method 'lwf_mc' is for class-incremental orders such as shapes:5x4, whose tasks share "
+            "one head; for tasks with heads of their own use 'lwf'"
         ]
 
     def begin_task(self, stage: Stage) -> Sequence[str]:

@@ -33,9 +33,9 @@ class Moelora(Method):
         if model.lora.experts > 1:
             return []
         return [
-            "method 'moelora' learns experts of low rank, and model.lora.experts is "
+            "method 'moelora' needs low-rank experts, and model.lora.experts is "
             f"{model.lora.experts}: add --set model.lora.rank=16 --set model.lora.experts=4"
         ]
 
     def describe(self) -> str:
-        return "experts of low rank and a router (MoELoRA), no other protection"
+        return "low-rank experts and a router (MoELoRA), no other protection"

@@ -59,7 +59,7 @@ class Muc(Method):
         None, help="images from elsewhere: a folder, or `shapes` for the drawings that ship"
     )
     classifiers: int = option(3, help="side classifiers of each task")
-    epochs: int = option(80, help="passes in which side classifiers learn")
+    epochs: int = option(80, help="epochs in which side classifiers learn")
     temperature: float = option(2.0, help="softens the probabilities that are distilled")
     # [classifiers, new classes, width] and [classifiers, new classes] of the task before
     side: tuple[Tensor, Tensor] | None = field(default=None, init=False, repr=False)
@@ -69,7 +69,7 @@ class Muc(Method):
         problems = []
         for name, count in (("classifiers", self.classifiers), ("epochs", self.epochs)):
             if count < 1:
-                problems.append(f"method.{name} must be a number from 1, found {count}")
+                problems.append(f"method.{name} must be at least 1, found {count}")
         if not self.temperature > 0:
             problems.append(f"method.temperature must be above 0, found {self.temperature:g}")
         if problems:
@@ -78,8 +78,8 @@ class Muc(Method):
     def find_problems(self, tasks: Sequence[Task], model: ModelConfig) -> list[str]:
         if tasks[0].track is not Track.CLASSES:
             return [
-                "method 'muc' distils old classes in one head that widens, as class-incremental "
-                "tasks have it; for tasks with heads of their own use 'lwf'"
+                "method 'muc' is for class-incremental orders such as shapes:5x4, whose tasks "
+                "share one head; for tasks with heads of their own use 'lwf'"
             ]
         if self.outside is None:
             return [
@@ -88,7 +88,8 @@ class Muc(Method):
             ]
         if self.outside == tasks[0].dataset:
             return [
-                f"method.outside is {self.outside!r}, the data set that is learned: name others"
+                f"method.outside is {self.outside!r}, the data set that is being learned: name "
+                f"another one"
             ]
         if self.outside != SHAPES and not list_images(Path(self.outside)):
             kinds = ", ".join(SUFFIXES)

@@ -41,7 +41,7 @@ class Olora(FreshPairMethod):
     def __post_init__(self) -> None:
         check_strength(self.strength)
         if not (math.isfinite(self.shrink) and self.shrink >= 0):
-            raise ConfigError([f"method.shrink must be a number from 0, found {self.shrink:g}"])
+            raise ConfigError([f"method.shrink must be at least 0, found {self.shrink:g}"])
 
     def on_gradients_ready(self, stage: Stage, step: Step) -> None:
         earlier = finished_pairs(stage)
@@ -58,7 +58,7 @@ class Olora(FreshPairMethod):
 
     def describe(self) -> str:
         return (
-            "a LoRA pair for every task, orthogonal to those before (O-LoRA): strength "
+            "a LoRA pair for every task, orthogonal to the earlier ones (O-LoRA): strength "
             f"{self.strength:g}, shrink {self.shrink:g}"
         )
 

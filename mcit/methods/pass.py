@@ -42,7 +42,8 @@ class Pass(PrototypeMethod):
         problems = super().find_problems(tasks, model)
         if self.rotations and tasks[0].extra_head is not None:
             problems.append(
-                "method 'pass' rotates images itself, and so does the recipe: use another recipe, "
+                "method 'pass' rotates images itself, and the recipe does so too: use another "
+                "recipe, "
                 "or --set method.rotations=false"
             )
         return problems

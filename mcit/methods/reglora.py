@@ -40,7 +40,7 @@ class Reglora(FreshPairMethod):
     name = "reglora"
     # no default: a configuration or the user chooses it
     strength: float = option(help="factor of the marked entries (published: 2500); 0 is none")
-    fraction: float = option(0.02, help="fraction of a layer's entries that a task marks")
+    fraction: float = option(0.02, help="fraction of a layer's entries marked by each task")
     # by the name of a layer's weight: eight entries in a byte
     marks: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False)
 

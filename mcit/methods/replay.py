@@ -30,7 +30,7 @@ class Replay(Method):
     keeps_examples = True
     first_task_is_finetuning = True
     fraction: float = option(0.01, help="fraction of the examples of each task that is kept")
-    frequency: int = option(100, help="steps between two batches of an earlier task")
+    frequency: int = option(100, help="steps between two batches of earlier tasks")
     buffers: dict[int, list[int]] = field(default_factory=dict, init=False, repr=False)
     examples: dict[int, Examples] = field(default_factory=dict, init=False, repr=False)
     held: int = field(default=0, init=False, repr=False)
@@ -42,7 +42,7 @@ class Replay(Method):
                 f"method.fraction must be above 0 and at most 1, found {self.fraction:g}"
             )
         if self.frequency < 1:
-            problems.append(f"method.frequency counts steps from 1, found {self.frequency}")
+            problems.append(f"method.frequency must be at least 1, found {self.frequency}")
         if problems:
             raise ConfigError(problems)
 

@@ -45,8 +45,8 @@ class Ssre(PrototypeMethod):
         problems = super().find_problems(tasks, model)
         if not problems and not model.from_scratch:
             problems.append(
-                "method 'ssre' puts branches beside 3x3 convolutions of a network that learns from "
-                f"scratch, found model.name {model.name!r}; use resnet18"
+                "method 'ssre' puts branches beside the 3x3 convolutions of a network trained "
+                "from scratch, found model.name {model.name!r}; use resnet18"
             )
         return problems
 

@@ -66,9 +66,11 @@ def find_model_problems(config: ModelConfig, tasks: Sequence[Task]) -> list[str]
             "transformers: a hub name or a folder"
         )
     if config.width is not None and not config.from_scratch:
-        problems.append("model.width is an option of resnet18; other networks have a width already")
+        problems.append("model.width is an option of resnet18; other networks have a fixed width")
     if config.bottleneck is not None and not config.from_scratch:
-        problems.append("model.bottleneck is an option of resnet18; other networks keep their top")
+        problems.append(
+            "model.bottleneck is an option of resnet18; leave it out for other networks"
+        )
     if config.from_scratch and config.lora.rank > 0:
         problems.append("model.lora.rank needs pretrained weights, and 'resnet18' starts at random")
     if config.from_scratch and config.gradient_checkpointing:
@@ -81,8 +83,8 @@ def find_model_problems(config: ModelConfig, tasks: Sequence[Task]) -> list[str]
             problems.append("model.lora.projector is an option of generative models")
     elif config.dtype != "float32" and (config.lora.rank == 0 or config.trained):
         problems.append(
-            f"model.dtype is {config.dtype!r}, and weights that train need float32: set "
-            "model.lora.rank, and leave model.trained out"
+            f"model.dtype is {config.dtype!r}, but weights that are trained need float32: set "
+            f"model.lora.rank, and leave model.trained out"
         )
     return problems
 

@@ -84,7 +84,9 @@ class GenerativeBackbone(Backbone):
         self.trained: tuple[str, ...] = ()
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         if model.get_output_embeddings() is None:
-            raise ValueError(f"a {type(model).__name__} does not say which layer makes its logits")
+            raise ValueError(
+                f"a {type(model).__name__} does not say which layer computes its logits"
+            )
         model.generation_config = _without_sampling(model.generation_config)
 
     def network(self) -> nn.Module:
@@ -267,7 +269,7 @@ class GenerativeLearner(Learner):
         for name, parameter in self.named_parameters():
             if parameter is output.weight:
                 return name
-        raise LookupError("the layer that makes the logits has no weight of its own")
+        raise LookupError("the layer that computes the logits has no weight of its own")
 
     def _end_marks(self) -> list[int]:
         """Return the tokens that end a text: the tokenizer's, and those of the checkpoint."""

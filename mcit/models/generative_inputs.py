@@ -65,7 +65,7 @@ class GenerativeInputs:
         self.name = name
         self.tokenizer = tokenizer
         self.processor = processor
-        # tokens that the model has places for, None if its configuration does not say
+        # tokens that the model takes at most, None if its configuration does not say
         self.limit = limit
         self._frames: dict[int, Frame] = {}
         self._image_tokens: int | None = None
@@ -191,8 +191,9 @@ class GenerativeInputs:
         for number, (prompt, row) in enumerate(zip(asked, whole, strict=True)):
             if row[: len(prompt)] != prompt or row[-1:] != [self.tokenizer.eos_token_id]:
                 raise DataError(
-                    f"{_place(places, number)}the tokenizer of {self.name} does not keep prompt "
-                    f"and answer apart: {pairs[number][1]!r} does not begin with the tokens of its "
+                    f"{_place(places, number)}the tokenizer of {self.name} does not separate "
+                    f"prompt and answer: {pairs[number][1]!r} does not begin with the tokens of "
+                    f"its "
                     "prompt, or does not end with the end mark"
                 )
             answers.append(row[len(prompt) :])
@@ -212,13 +213,13 @@ class GenerativeInputs:
             if input_ids[row, length - len(ids) :].tolist() != ids:
                 raise DataError(
                     f"{_place(places, row)}the processor of {self.name} changes an answer: the "
-                    "row's last tokens are not those of its answer"
+                    f"last tokens of the row are not those of the answer"
                 )
 
     def describe_excess(self, length: int) -> str:
         """Return what is wrong with a row of so many tokens."""
         return (
-            f"prompt and answer have {length} tokens with their images, the model has places for "
+            f"prompt and answer have {length} tokens with their images, the model takes at most "
             f"{self.limit}"
         )
 
@@ -275,7 +276,7 @@ class GenerativeInputs:
         except Exception as error:
             # templates are programs: anything can go wrong in them
             raise DataError(
-                f"{self.name}: no prompt can be made by its chat template ({first_line(error)}); "
+                f"{self.name}: its chat template cannot make a prompt ({first_line(error)}); "
                 "put the chat_template.jinja that came with the weights in its folder"
             ) from error
 

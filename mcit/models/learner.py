@@ -189,8 +189,8 @@ def _check_growth(known: Head, head: Head) -> None:
         was = f"{known.kind}, {known.layout}, {known.views} views"
         now = f"{head.kind}, {head.layout}, {head.views} views"
         raise ValueError(
-            f"head {head.name!r} is ({was}) and cannot become ({now}); name the other head "
-            "otherwise"
+            f"head {head.name!r} is ({was}) and cannot become ({now}); give the other head "
+            f"another name"
         )
     if head.kind == "choice" and head.outputs != known.outputs:
         raise ValueError(

@@ -225,5 +225,6 @@ def _find_image_misfits(images: ViltImageProcessorPil, config: ViltConfig) -> It
     divisor = images.size_divisor
     if divisor % cast(int, config.patch_size):
         yield (
-            f"images are cut to multiples of {divisor} pixels, patches are {config.patch_size} wide"
+            f"images are cut to multiples of {divisor} pixels, but patches are "
+            f"{config.patch_size} wide"
         )

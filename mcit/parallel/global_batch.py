@@ -72,7 +72,7 @@ def draw_rows(draw: Callable[[int], Tensor], count: int) -> Tensor:
     copies, rest = divmod(count, held)
     if rest or not copies:
         raise RuntimeError(
-            f"{count} examples are drawn for, but this process holds {held} of the batch"
+            f"numbers are drawn for {count} examples, but this process holds {held} of the batch"
         )
     places = torch.tensor(list(rows.places)).view(-1, 1) * copies + torch.arange(copies)
     return draw(rows.total * copies)[places.flatten().tolist()]

@@ -104,8 +104,8 @@ def find_precision_problems(asked: str | None) -> list[str]:
     device = PartialState().device.type
     if choose_precision(asked) == "fp16" and device == "cpu":
         return [
-            "training.mixed_precision is 'fp16', which accelerate does not do on a CPU: the run "
-            "would be in single precision and say otherwise; use 'bf16' or 'no'"
+            "training.mixed_precision is 'fp16', which accelerate does not support on a CPU: the "
+            "run would use single precision and report fp16; use 'bf16' or 'no'"
         ]
     return []
 
@@ -119,8 +119,8 @@ def find_missing(environment: Mapping[str, str]) -> str | None:
     if not launched or any(name in environment for name in SEVERAL):
         return None
     return (
-        "accelerate launch seems to have been asked for several processes and has started one; "
-        "the scores will be the same, only later. To start several on CPUs: "
+        "accelerate launch seems to have been asked for several processes but started one; the "
+        "scores will be the same, but take longer. To start several on CPUs: "
         f"accelerate launch --config_file {CPU_FILE} --num_processes N ..."
     )
 

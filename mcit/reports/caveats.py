@@ -54,9 +54,9 @@ def find_caveats(groups: Groups) -> list[Caveat]:
     for run in _list_runs(groups):
         if not run.complete:
             progress = describe_progress(run)
-            found.append(Caveat(f"{run.label} is unfinished ({progress}): it is shown by itself"))
+            found.append(Caveat(f"{run.label} is unfinished ({progress}) and is shown separately"))
         if run.external:
-            text = f"{run.label} comes from elsewhere: how it was run is not known"
+            text = f"{run.label} comes from another source: how it was run is not known"
             if not run.scores.seen:
                 text += ", and its A_t is the plain mean over tasks"
             found.append(Caveat(text))
@@ -117,7 +117,7 @@ def _find_keepers(groups: Groups) -> Iterator[Caveat]:
     if keepers and len(keepers) < len(groups):
         listed = ", ".join(keepers)
         yield Caveat(
-            f"not exemplar-free, examples of earlier tasks are kept: {listed}", Severity.NOTE
+            f"not exemplar-free (examples of earlier tasks are kept): {listed}", Severity.NOTE
         )
 
 

@@ -36,9 +36,9 @@ def describe_view(view: ClassView) -> str:
     """Return how many samples were seen, and how far the gradients of EWC have vanished."""
     ratio = float(view.sums("plain").sum() / view.sums("log_odds").sum())
     return (
-        f"{view.examples} samples of class {view.class_index}, of which the network is "
-        f"{100 * view.confidence:.2f} % sure. The importance of EWC is {ratio:.2g} times that of "
-        "log-odds."
+        f"{view.examples} samples of class {view.class_index}, which the network is "
+        f"{100 * view.confidence:.2f} % sure about. The importance of EWC is "
+        f"{ratio:.2g} times that of log-odds."
     )
 
 

@@ -205,7 +205,8 @@ def tabulate_overlap(overlap: Overlap) -> Table:
         rows.append(Row(label, [cosine, common]))
     share = f"{100 * TOP:.0f} %"
     note = Note(
-        f"Over the {overlap.weights:,} weights that all have. Unrelated ones would have {share} of "
+        f"Over the {overlap.weights:,} weights that all have in common. Unrelated tasks would "
+        f"have {share} of "
         "their top weights in common by chance; ties, as at a cap, are shared out."
     )
     columns = [
@@ -272,7 +273,7 @@ def _find_shared(sources: Sequence[Source]) -> Tensor:
             shared.append(torch.stack([value[:rows].flatten() for value in values]))
     if not shared:
         labels = ", ".join(source.label for source in sources)
-        raise DataError(f"{labels} have no parameter in common: they are of different networks")
+        raise DataError(f"{labels} have no parameter in common: they belong to different networks")
     return torch.cat(shared, dim=1)
 
 

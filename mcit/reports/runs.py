@@ -31,7 +31,7 @@ STRENGTH = ".strength"
 AUTO = "auto"
 # the track of results that another toolkit made
 ELSEWHERE = "external"
-CHANGED = "was not written by `mcit run`, or was changed since; run it again"
+CHANGED = "was not written by `mcit run`, or has been changed since; run it again"
 CLASSES = "efcil"
 TEXT = "instructions"
 
@@ -311,7 +311,7 @@ def _check(
         json.dumps(data, ensure_ascii=False, default=str).encode()
         return parse(cls, {key: data[key] for key in known}, where)
     except UnicodeEncodeError as error:
-        problem = f"it holds half of a character: {error.object[error.start]!r}"
+        problem = f"it holds half a character: {error.object[error.start]!r}"
     except ConfigError as error:
         problem = "; ".join(error.problems)
     raise DataError(f"{path} {fault}: {problem}")
@@ -341,7 +341,7 @@ def _read_provenance(path: Path) -> dict[str, Any]:
 def _read_file(path: Path) -> Run:
     if path.name == SCORES:
         return read_run(path.parent)
-    about = {"track": ELSEWHERE, "estimator": "how it was made is not stated", "metrics": {}}
+    about = {"track": ELSEWHERE, "estimator": "it does not say how it was made", "metrics": {}}
     data = {"seen": [], **read_external(path), **about}
     scores = _check(Scores, data, path, fault="is not a matrix of scores")
     return make_run(path.stem, scores, path)

@@ -206,13 +206,13 @@ def _tabulate_ranks(comparison: Comparison) -> Table:
     notes = [
         Note(f"1 is best; ties share their ranks. {count}: {', '.join(comparison.blocks)}."),
         Note(
-            f"Nemenyi's critical difference at {LEVEL:g} is {difference}: mean ranks that are "
-            "closer than that are not told apart.",
+            f"Nemenyi's critical difference at {LEVEL:g} is {difference}: mean ranks closer than "
+            f"that cannot be told apart.",
             latex=f"Nemenyi's critical difference at {LEVEL:g}: {difference}.",
         ),
     ]
     friedman = friedman_p(comparison.scores["A_avg"])
-    notes.append(Note(f"Friedman's p that all rank the same by A_avg is {friedman:.2g}."))
+    notes.append(Note(f"Friedman's p-value for equal ranks by A_avg is {friedman:.2g}."))
     columns = [Column("method"), *(Column(name, context="mean rank by") for name in MEASURES)]
     marked = mark_best(rows, range(len(MEASURES)), best=min)
     notes += comparison.limits
@@ -261,7 +261,7 @@ def _tabulate_pairs(comparison: Comparison) -> Table:
         ),
         Note(
             f"Detectable: the true difference that {len(comparison.blocks)} {kind} with this "
-            "spread would show 4 times out of 5; a smaller one is mostly missed.",
+            f"spread would show 4 times out of 5; a smaller one would usually be missed.",
             latex="Detectable: the true difference that is found with a power of 0.8.",
         ),
     ]
@@ -284,10 +284,10 @@ def _find_limits(kind: str, blocks: int, datasets: int, left_out: Sequence[str])
     if blocks < FEW:
         texts.append(f"{blocks} {kind} are few: tests are rough, and intervals too narrow.")
     if kind == "seeds":
-        texts.append("Seeds of one setting say nothing about other data or orders.")
+        texts.append("Seeds of one setting say nothing about other data or other orders.")
     elif datasets < blocks:
         texts.append(
-            f"{blocks} settings come from {datasets} data sets: they are not independent, and p "
-            "values are too small."
+            f"{blocks} settings come from {datasets} data sets: they are not independent, and "
+            f"p-values are too small."
         )
     return [Note(text, detail=True) for text in texts]

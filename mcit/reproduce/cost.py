@@ -58,9 +58,9 @@ def _describe_basis(table: ExpectedResults, teraflops: float) -> str:
     if table.cost is not None:
         return (
             f"an estimate, not a measurement: {table.cost.basis}, at {teraflops:g} teraflops "
-            "sustained on one graphics card (assumed; --teraflops says another)"
+            "sustained on one graphics card (assumed; set another with --teraflops)"
         )
     numbers = table.read_numbers()
     if not numbers:
         return "nothing has been recorded yet"
-    return f"what the recorded runs took, with OMP_NUM_THREADS={numbers['threads']}"
+    return f"the time that the recorded runs took, with OMP_NUM_THREADS={numbers['threads']}"

@@ -145,7 +145,7 @@ class Checkpointer:
         damage = find_damage(self.output, checkpoint, scores if last else None)
         self._importance_files = dict(checkpoint.importance_files)
         for name, problem in damage.items():
-            remedy = "its contents are lost, and only a new run makes them again"
+            remedy = "its contents are lost, and only a new run can make them again"
             if name in REWRITTEN:
                 remedy = "it is written again"
             elif name == LOG and not last:

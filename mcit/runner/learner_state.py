@@ -71,7 +71,7 @@ class LearnerStore:
             raise CheckpointError(f"the checkpoint does not fit the network: see {odd}")
         if self._digest(untouched) != state.base:
             raise CheckpointError(
-                "the network's frozen weights are not those that the run began with: use the same "
+                "the network's frozen weights are not those with which the run began: use the same "
                 "model.name, with the same files"
             )
         self.trained = set(self.base) - {id(parameter) for parameter in untouched.values()}

@@ -309,7 +309,7 @@ def _make_answering(config: RunConfig, method: Method, problems: list[str]) -> A
         return None
     if HEAD in classifiers and not method.trains_head:
         problems.append(
-            f"method {method.name!r} trains no head after the first task, so that the classifier "
+            f"method {method.name!r} trains no head after the first task, so the classifier "
             f"'head' cannot answer; leave --classifier out for {method.answers.name!r}, or name "
             "another"
         )

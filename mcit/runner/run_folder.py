@@ -104,7 +104,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
     make_folder(folder, "--output")
     lock = folder / LOCK
     if os.path.lexists(lock) and not lock.is_file():
-        raise FolderError(f"{lock} is in the way: it must be a file that locks the run; remove it")
+        raise FolderError(f"{lock} is in the way: this must be the run's lock file; remove it")
     try:
         with hold_lock(lock):
             yield
@@ -273,15 +273,15 @@ def refuse_differences(
     if changed_data:
         listed = "\n  - ".join(["", *changed_data, *differences])
         raise FolderError(
-            f"{folder} was begun with other data than there are now:{listed}\n"
+            f"{folder} was started with data that differ from the present ones:{listed}\n"
             "restore them (a copy must keep the times of its files: cp -a, rsync -a), or choose "
             "another --output for a new run"
         )
     if differences:
         listed = "\n  - ".join(["", *differences])
         raise FolderError(
-            f"{folder} holds another run; what is asked for differs from it (there -> now):"
-            f"{listed}\nleave the differences out to resume it, or choose another --output"
+            f"{folder} holds another run; the requested one differs from it (there -> now):"
+            f"{listed}\nleave these differences out to resume it, or choose another --output"
         )
 
 
@@ -403,7 +403,7 @@ def _check_other_files(folder: Path, say: Say) -> None:
         if inner.is_dir() and any(inner.iterdir()):
             raise FolderError(
                 f"{folder} holds no run, but files in {name}/, where a run has its own; choose "
-                "another --output"
+                f"another --output"
             )
     own = {CONSOLE_LOG, LOCK, f"{LOCK}.pid", CHECKPOINTS, *FOLDERS, *FILES, *DRAFTS}
     others = sorted(path.name for path in folder.iterdir() if path.name not in own)

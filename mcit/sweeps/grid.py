@@ -60,7 +60,7 @@ class MethodGrid:
     def __post_init__(self) -> None:
         for strength in self.strengths:
             if not (math.isfinite(strength) and strength >= 0):
-                raise ConfigError([f"a strength must be a number from 0, found {strength:g}"])
+                raise ConfigError([f"a strength must be at least 0, found {strength:g}"])
 
 
 @dataclass(frozen=True)

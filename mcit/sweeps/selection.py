@@ -62,7 +62,7 @@ def describe_rule(seen: int) -> str:
     """Return what the selection looks at."""
     return (
         f"the strength with the highest mean of A_1..A_{seen}, averaged over the selection seeds; "
-        f"the smaller one of equals. Only the first {seen} tasks are looked at, as if the later "
+        f"the smaller one in a tie. Only the first {seen} tasks are looked at, as if the later "
         "ones had not come yet"
     )
 

@@ -25,12 +25,12 @@ from mcit.runner.stage_cache import StageCache
 from mcit.session import Session
 
 EXPLANATION = (
-    "Stiffness is strength times importance, the factor of the pull that holds a weight. Strength "
-    "is a plain factor, so the mean stiffness after the first task, where all methods have the "
-    "same weights, is measured once at strength 1 and scaled. Later it differs again: the weights "
-    "do, importance is measured at them, and each method puts tasks together by its own rule (a "
-    "sum grows with every task, a decay or a blend does not). Equal means do not make equal "
-    "shapes: where importance is uneven, few weights carry the stiffness."
+    "Stiffness is strength times importance, the factor of the pull that holds a weight. "
+    "Strength is a plain factor, so the mean stiffness after the first task, where all methods "
+    "have the same weights, is measured once at strength 1 and scaled. Later it differs again, "
+    "because the weights differ, importance is measured at them, and each method merges tasks by "
+    "its own rule (a sum grows with every task, a decay or a blend does not). Equal means do not "
+    "make equal shapes: where importance is uneven, a few weights carry the stiffness."
 )
 
 

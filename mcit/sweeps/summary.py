@@ -20,14 +20,14 @@ STATES: dict[State, str] = {"done": "complete", "begun": "begun", "new": "new"}
 def print_plan(candidates: Sequence[Job], jobs: Sequence[Job], select: int | None) -> None:
     """Print how many runs there are and which are done; strengths are picked from `candidates`."""
     if candidates is not jobs:
-        print(f"to select from, on seeds {_list_seeds(candidates)}:")
+        print(f"to choose from, on seeds {_list_seeds(candidates)}:")
         _print_runs(candidates)
         methods = {(job.order, job.method) for job in jobs}
         seeds = {job.seed for job in jobs}
-        print(f"then {len(methods) * len(seeds)} runs to report, at the strengths picked, of:")
+        print(f"then {len(methods) * len(seeds)} runs to report, at the chosen strengths, of:")
     _print_runs(jobs)
     if select:
-        print(f"strengths are picked by the first {select} tasks; later ones are not looked at")
+        print(f"strengths are chosen by the first {select} tasks; later ones are not looked at")
 
 
 def write_summary(
@@ -62,7 +62,7 @@ def write_summary(
     if missing:
         lines += [left_out, ""]
     if picked:
-        lines += ["## How strengths were picked", "", *(f"- {line}" for line in picked), ""]
+        lines += ["## How strengths were chosen", "", *(f"- {line}" for line in picked), ""]
     lines += ["Made by:", "", f"    {command}", ""]
     write_text(output / "summary.md", "\n".join(lines))
     print_tables(tables)

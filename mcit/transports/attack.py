@@ -39,7 +39,7 @@ class Attack(Transport):
 
     name = "attack"
     candidates: int = option(100, help="images per old class")
-    step: float = option(25.0, help="length of a step, for all images of a class together")
+    step: float = option(25.0, help="step length, for all images of a class together")
     iterations: int = option(3, help="steps of the attack")
 
     def __post_init__(self) -> None:

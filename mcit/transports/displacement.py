@@ -40,7 +40,7 @@ class Displacement(Transport):
     name = "displacement"
     sigma: float = option(0.3, help="width of the kernel; SDC has 0.3, EFC 0.2")
     kernel: Literal["euclid", "fisher"] = option(
-        "euclid", help="how nearness is measured: as SDC does, or as EFC"
+        "euclid", help="how nearness is measured: as in SDC, or as in EFC"
     )
 
     def __post_init__(self) -> None:

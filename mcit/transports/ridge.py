@@ -40,14 +40,17 @@ class RidgeTransport(Transport):
 
     name = "ridge"
     ridge: float = option(0.01, help="weight of the penalty")
-    relative: bool = option(True, help="the penalty is in units of the mean variance of features")
-    toward: Literal["identity", "zero"] = option("identity", help="where the penalty draws the map")
-    intercept: bool = option(True, help="fit a shift besides the matrix")
+    relative: bool = option(True, help="give the penalty in units of the features' mean variance")
+    toward: Literal["identity", "zero"] = option(
+        "identity", help=("what the penalty pulls the map towards")
+    )
+    intercept: bool = option(True, help="fit a shift in addition to the matrix")
     project: bool = option(False, help="project each class onto its own span first, as DPCR does")
     average: float = option(
-        0.0, help="share that a running average of maps keeps, GATF has 0.9; 0: the last map alone"
+        0.0,
+        help="decay of a running average of maps, 0.9 in GATF; 0: the last map alone",
     )
-    looks: int = option(19, help="with `average`, how many maps a task's steps give")
+    looks: int = option(19, help="with `average`, how many maps are fitted during a task")
     # the running average
     matrix: Tensor | None = field(default=None, init=False, repr=False)
     shift: Tensor | None = field(default=None, init=False, repr=False)
@@ -57,9 +60,9 @@ class RidgeTransport(Transport):
         if not 0 < self.ridge < math.inf:
             problems.append(f"'ridge' must be above 0 and finite, found {self.ridge:g}")
         if not 0 <= self.average < 1:
-            problems.append(f"'average' must be from 0 to below 1, found {self.average:g}")
+            problems.append(f"'average' must be at least 0 and below 1, found {self.average:g}")
         if self.looks < 1:
-            problems.append(f"'looks' counts from 1, found {self.looks}")
+            problems.append(f"'looks' must be at least 1, found {self.looks}")
         if problems:
             raise ConfigError(problems)
 
