@@ -236,7 +236,7 @@ def find_strength_problems(strength: float | Literal["auto"], stiffness: float |
         return []
     problems = []
     if not (math.isfinite(strength) and strength >= 0):
-        problems.append(f"method.strength must be a number from 0, found {strength:g}")
+        problems.append(f"method.strength must be at least 0, found {strength:g}")
     if stiffness is not None:
         problems.append(
             f"method.stiffness is the aim of strength auto, found strength {strength:g}: leave one "
