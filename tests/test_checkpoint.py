@@ -329,12 +329,15 @@ def put_pipe(path):
 DAMAGES = {
     "a flipped bit of the weights": (
         lambda p: flip(p / "learner.safetensors"),
-        "learner.safetensors is not as it was",
+        "learner.safetensors has changed since it was",
     ),
-    "a flipped bit of the state": (lambda p: flip(p / "state.json"), "state.json is not as it was"),
+    "a flipped bit of the state": (
+        lambda p: flip(p / "state.json"),
+        "state.json has changed since it was",
+    ),
     "a cut file": (
         lambda p: os.truncate(p / "learner.safetensors", 20),
-        "learner.safetensors is not as it was",
+        "learner.safetensors has changed since it was",
     ),
     "a missing file": (
         lambda p: (p / "learner.safetensors").unlink(),

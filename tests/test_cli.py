@@ -150,8 +150,11 @@ def test_a_misspelt_command_exits_with_code_2(capsys, argv):
             "'training.workers' must be a whole number",
         ),
         (["--order", "shapes:5x4", "--set", "seed"], "override 'seed' is not of the form"),
-        (["--order", "shapes:5x4", "--set", "training.log_every=0"], "'log_every' must be from 1"),
-        (["--order", "shapes:5x4", "--seed", "-1"], "'seed' must be from 0"),
+        (
+            ["--order", "shapes:5x4", "--set", "training.log_every=0"],
+            "'log_every' must be at least 1",
+        ),
+        (["--order", "shapes:5x4", "--seed", "-1"], "'seed' must be at least 0"),
         (
             ["--order", "shapes:5x4", "--method", "ewc", "--set", "method.strenth=1"],
             "did you mean 'strength'?",

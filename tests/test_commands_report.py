@@ -131,7 +131,7 @@ def test_results_of_others_are_reported_beside_ours(tmp_path, no_figures, capsys
     printed = capsys.readouterr().out
     assert "│ lwf" in printed
     assert "lwf: it does not say how it was made." in printed
-    assert "before comparing: lwf comes from elsewhere" in printed
+    assert "before comparing: lwf comes from another source" in printed
     # no chance level, no forgetting transfer
     assert "44.00 (–)" in printed
 

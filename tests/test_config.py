@@ -204,14 +204,14 @@ def test_a_partial_recipe_keeps_the_rest_of_the_tasks_own():
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        ({"training": {"log_every": 0}}, "training: 'log_every' must be from 1, found 0"),
-        ({"training": {"accumulate": 0}}, "'accumulate' must be from 1"),
-        ({"training": {"workers": -1}}, "'workers' must be from 0"),
-        ({"training": {"eval_batch_size": 0}}, "'eval_batch_size' must be from 1"),
+        ({"training": {"log_every": 0}}, "training: 'log_every' must be at least 1, found 0"),
+        ({"training": {"accumulate": 0}}, "'accumulate' must be at least 1"),
+        ({"training": {"workers": -1}}, "'workers' must be at least 0"),
+        ({"training": {"eval_batch_size": 0}}, "'eval_batch_size' must be at least 1"),
         ({"training": {"clip_norm": 0}}, "'clip_norm' must be above 0"),
-        ({"model": {"width": 0}}, "model: 'width' must be from 1"),
-        ({"model": {"lora": {"rank": -1}}}, "model.lora: 'rank' must be from 0"),
-        ({"seed": -1}, "'seed' must be from 0"),
+        ({"model": {"width": 0}}, "model: 'width' must be at least 1"),
+        ({"model": {"lora": {"rank": -1}}}, "model.lora: 'rank' must be at least 0"),
+        ({"seed": -1}, "'seed' must be at least 0"),
     ],
 )
 def test_values_that_cannot_work_are_refused_before_anything_runs(data, words):

@@ -419,7 +419,7 @@ def test_a_stray_file_in_the_newest_checkpoint_is_damage(stopped):
 @pytest.mark.parametrize("damage", [become_a_folder, become_a_pipe, become_a_dangling_link])
 def test_a_lock_that_is_no_file_is_refused(stopped, damage):
     stopped.damage(".lock", damage)
-    assert ".lock is in the way: it must be a file" in stopped.refuse()
+    assert ".lock is in the way: this must be the" in stopped.refuse()
 
 
 # A run that is finished

@@ -506,6 +506,16 @@ def test_latex_by_hand():
     ]
 
 
+def test_metrics_are_symbols_in_headings_cells_and_notes_of_latex():
+    columns = [Column("pair"), Column("measure"), Column("mean rank by A_avg")]
+    rows = [Row("a_b vs c", ["A_last", Cell(1.0)])]
+    table = Table(TableKind.PAIRS, "p", "p", columns, rows, [Note("Equal ranks by A_avg: no.")])
+    lines = format_latex(table).splitlines()
+    assert any("{mean rank by $A_{\\mathrm{avg}}$}" in line for line in lines)
+    assert any(line.startswith("    a\\_b vs c & $A_{\\mathrm{last}}$ & 1.00") for line in lines)
+    assert "  Equal ranks by A\\_avg: no." in lines
+
+
 def test_numbers_of_any_size_have_as_many_decimals_in_latex():
     columns = [Column("m"), Column("stiffness", SIGNIFICANT)]
     rows = [Row("a", [Cell(0.00349)]), Row("b", [Cell(25.0)])]

@@ -311,7 +311,7 @@ def test_a_damaged_checkpoint_is_told_of_and_the_one_before_is_taken(stopped, ru
     said = []
     start(stopped[1], run, said.append, resume=True)
     assert said[0].startswith(
-        f"warning: checkpoint {newest} is damaged: optimizer.safetensors is not as it was"
+        f"warning: checkpoint {newest} is damaged: optimizer.safetensors has changed since it was"
     )
     assert said[1].startswith("resumed after")
     assert before.name == "01-fit-00000002"

@@ -681,7 +681,7 @@ def test_a_match_plans_the_strengths_that_were_measured(tmp_path, capsys):
     ]
     assert main(words) == 0
     assert (
-        "would measure the mean stiffness of ewc, mas after the first task"
+        "would first measure the mean stiffness of ewc, mas after the first task"
         in capsys.readouterr().out
     )
     alone = replace(

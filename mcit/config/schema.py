@@ -22,7 +22,7 @@ def _check_ranges(config: Any, **ranges: tuple[int, int | None]) -> None:
     for name, (least, most) in ranges.items():
         value = getattr(config, name)
         if value < least or (most is not None and value > most):
-            limits = f"from {least}" if most is None else f"from {least} to {most}"
+            limits = f"at least {least}" if most is None else f"from {least} to {most}"
             problems.append(f"'{name}' must be {limits}, found {value}")
     if problems:
         raise ConfigError(problems)

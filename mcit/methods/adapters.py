@@ -40,8 +40,8 @@ class Adapters(Method):
         if tasks[0].track is not Track.CLASSES:
             return []
         return [
-            "method 'adapters' must know the task at test time, and class-incremental runs do "
-            "not tell it"
+            "method 'adapters' must know the task at test time, which class-incremental runs "
+            "do not tell; choose another method"
         ]
 
     def begin_task(self, stage: Stage) -> Sequence[str]:

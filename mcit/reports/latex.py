@@ -59,7 +59,7 @@ def format_latex(table: Table) -> str:
         lines += _format_block(table, block)
     lines.append("  \\raggedright")
     lines += [
-        f"  {note.latex or escape_latex(note.text)}" for note in table.notes if not note.detail
+        f"  {note.latex or format_words(note.text)}" for note in table.notes if not note.detail
     ]
     for note in table.notes:
         if note.detail:
@@ -72,6 +72,11 @@ def escape_latex(text: str) -> str:
     """Return text that LaTeX prints as it stands; what its fonts lack becomes a question mark."""
     escaped = "".join(ESCAPES.get(character, character) for character in text)
     return escaped.encode("ascii", "replace").decode()
+
+
+def format_words(text: str) -> str:
+    """Return text that LaTeX prints as it stands, with metrics as symbols."""
+    return " ".join(SYMBOLS.get(word) or escape_latex(word) for word in text.split(" "))
 
 
 def _format_block(table: Table, numbers: Sequence[int]) -> Iterator[str]:
@@ -108,7 +113,7 @@ def _split_column(table: Table, number: int) -> list[list[str]]:
         cell = row.cells[number]
         mean = spread = lost = ""
         if isinstance(cell, str):
-            mean = escape_latex(cell)
+            mean = format_words(cell)
         elif cell is not None:
             mean = _format_number(cell.mean, form)
             if cell.best:
@@ -136,4 +141,4 @@ def _symbol(column: Column) -> str:
     words = [column.context, column.name]
     if column.alias:
         words.append(f"({column.alias})")
-    return " ".join(SYMBOLS.get(word) or escape_latex(word) for word in words if word)
+    return " ".join(format_words(word) for word in words if word)

@@ -46,7 +46,7 @@ class Attack(Transport):
         problems = []
         for name in ("candidates", "iterations"):
             if getattr(self, name) < 1:
-                problems.append(f"'{name}' counts from 1, found {getattr(self, name)}")
+                problems.append(f"'{name}' must be at least 1, found {getattr(self, name)}")
         if not 0 < self.step < math.inf:
             problems.append(f"'step' must be above 0 and finite, found {self.step:g}")
         if problems:

@@ -43,7 +43,7 @@ class Network(Transport):
         problems = []
         for name in ("hidden", "epochs", "batch_size"):
             if getattr(self, name) < 1:
-                problems.append(f"'{name}' counts from 1, found {getattr(self, name)}")
+                problems.append(f"'{name}' must be at least 1, found {getattr(self, name)}")
         if self.draws < 2:
             problems.append(f"'draws' must be at least 2, found {self.draws}")
         if not 0 < self.learning_rate < math.inf:
