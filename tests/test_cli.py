@@ -154,7 +154,7 @@ def test_a_misspelt_command_exits_with_code_2(capsys, argv):
             ["--order", "shapes:5x4", "--set", "training.log_every=0"],
             "'log_every' must be at least 1",
         ),
-        (["--order", "shapes:5x4", "--seed", "-1"], "'seed' must be at least 0"),
+        (["--order", "shapes:5x4", "--seed", "-1"], "'seed' must be from 0"),
         (
             ["--order", "shapes:5x4", "--method", "ewc", "--set", "method.strenth=1"],
             "did you mean 'strength'?",

@@ -211,7 +211,7 @@ def test_a_partial_recipe_keeps_the_rest_of_the_tasks_own():
         ({"training": {"clip_norm": 0}}, "'clip_norm' must be above 0"),
         ({"model": {"width": 0}}, "model: 'width' must be at least 1"),
         ({"model": {"lora": {"rank": -1}}}, "model.lora: 'rank' must be at least 0"),
-        ({"seed": -1}, "'seed' must be at least 0"),
+        ({"seed": -1}, "'seed' must be from 0"),
     ],
 )
 def test_values_that_cannot_work_are_refused_before_anything_runs(data, words):

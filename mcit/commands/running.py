@@ -206,9 +206,7 @@ def check_gpus(gpus: Sequence[str]) -> None:
     # with CUDA_VISIBLE_DEVICES set, numbers count all GPUs of the machine, not those torch finds
     beyond = [gpu for gpu in gpus if gpu.isdecimal() and int(gpu) >= count]
     if beyond and "CUDA_VISIBLE_DEVICES" not in os.environ:
-        raise ConfigError(
-            [f"--gpus {beyond[0]}: torch finds {count} GPUs here, which count from 0"]
-        )
+        raise ConfigError([f"--gpus {beyond[0]}: torch finds {count} GPUs here, numbered from 0"])
 
 
 def build_executor(
