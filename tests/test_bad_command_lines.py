@@ -340,7 +340,7 @@ REPRODUCE = {
     "reproduce cifar100 --run": "--run needs --data-root",
     "reproduce cifar100 --run --data-root nowhere": "--data-root 'nowhere' is not a directory",
     "reproduce cifar100 --record": "the numbers of cifar100 are the paper's: --record is for tables of our own",
-    "reproduce shapes --record --only ewc": "--record needs the whole table: leave out --only",
+    "reproduce shapes --record --only ewc": "--record takes the whole table: leave out --only",
     "reproduce shapes --runs nowhere": "--runs 'nowhere' is not a directory; give one that holds runs",
     "reproduce shapes --output file.txt": "file.txt is a file; --output names the folder to write to",
     "reproduce shapes --jobs 0": "--jobs must be at least 1, found 0",

@@ -326,7 +326,7 @@ def test_a_plan_is_printed_with_cost_numbers_deviations_and_commands(tmp_path, m
         (["cifar100", "--only", "ewc_d"], "no method 'ewc_d'; did you mean 'ewc_dr'"),
         (["cifar100", "--setting", "equal"], "no setting 'equal'; did you mean 'equal-"),
         (["cifar100", "--record"], "the numbers of cifar100 are the paper's"),
-        (["shapes", "--record", "--only", "ewc"], "--record needs the whole table"),
+        (["shapes", "--record", "--only", "ewc"], "--record takes the whole table"),
         (["shapes", "--teraflops", "0"], "--teraflops must be above 0"),
         (["shapes", "--seeds", "one"], "seeds are whole numbers"),
         (

@@ -188,7 +188,7 @@ def find_option_problems(arguments: argparse.Namespace, table: ExpectedResults) 
             f"the numbers of {arguments.table} are the paper's: --record is for tables of our own"
         )
     if arguments.record and (arguments.only or arguments.setting or arguments.seeds):
-        problems.append("--record needs the whole table: leave out --only, --setting and --seeds")
+        problems.append("--record takes the whole table: leave out --only, --setting and --seeds")
     if not arguments.teraflops > 0:
         problems.append(f"--teraflops must be above 0, found {arguments.teraflops:g}")
     try:

@@ -167,7 +167,7 @@ def record(table: ExpectedResults, cells: Sequence[Cell]) -> dict[str, Any]:
     if unfinished:
         listed = ", ".join(unfinished)
         raise ConfigError(
-            [f"nothing was recorded: {listed} not complete; add --run to make what is missing"]
+            [f"nothing was recorded: {listed} not complete; --run makes what is missing"]
         )
     recorded: dict[str, dict[str, Any]] = {}
     for cell in cells:
