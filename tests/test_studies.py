@@ -74,6 +74,19 @@ def gather(plan: StudyPlan, *made: tuple[Point, float, float]) -> dict[Point, Re
 # --- the plan
 
 
+def test_a_control_can_be_run_at_the_levels_alone(tmp_path):
+    control = {"method": "ewc", "set": ["method.estimator.shuffle=true"], "levels": True}
+    changed = {**yaml.safe_load(PLAN), "entries": {"ewc shuffled": control}}
+    path = tmp_path / "study-control.yaml"
+    path.write_text(yaml.safe_dump(changed), encoding="utf-8")
+    plan = read_plan(str(path))
+    assert plan.count() == {"development": 0, "best": 3, "levels": 6}
+    point = plan.list_levels()[0]
+    assert point.name == "ewc-shuffled@auto0.1-seed1"
+    assert plan.given(point)["method"] == "ewc"
+    assert plan.assignments(point)[0] == "method.estimator.shuffle=true"
+
+
 def test_a_plan_lists_its_runs(plan):
     assert plan.count() == {"development": 10, "best": 12, "levels": 12}
     assert len(plan.list_best({"ewc": 10.0})) == 6

@@ -2,8 +2,8 @@
 
 development   every entry at each of its strengths, on the development seeds
 best          every entry at the strength chosen there, on the other seeds
-levels        every entry with strengths, unless it says no, at each stated mean stiffness, on the
-              other seeds
+levels        every entry with strengths, unless it says otherwise, at each stated mean stiffness,
+              on the other seeds
 
 The rule that chooses: the strength with the highest mean A_last over the development seeds; of
 equals the smaller.
@@ -37,13 +37,19 @@ class Entry:
     method: str = ""
     strengths: tuple[float, ...] = ()
     set: tuple[str, ...] = ()
-    # whether it is run at equal stiffness too; methods without importance cannot be
-    levels: bool = True
+    # whether it is run at equal stiffness too, which methods without importance cannot be; none: if
+    # it has strengths
+    levels: bool | None = None
 
     def __post_init__(self) -> None:
         problems = _find_wrong_numbers("strengths", self.strengths, least=0.0)
         if problems:
             raise ConfigError(problems)
+
+    @property
+    def is_leveled(self) -> bool:
+        """Whether it is run at every level of stiffness."""
+        return bool(self.strengths) if self.levels is None else self.levels
 
 
 @dataclass(frozen=True)
@@ -148,7 +154,7 @@ class StudyPlan:
     def list_leveled(self) -> list[str]:
         """Return the entries that are run at every level of stiffness."""
         entries = self.entries.items() if self.levels else ()
-        return [name for name, entry in entries if entry.strengths and entry.levels]
+        return [name for name, entry in entries if entry.is_leveled]
 
     def count(self) -> dict[str, int]:
         """Return the number of runs of each part, once all strengths are chosen."""
