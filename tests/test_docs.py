@@ -309,19 +309,37 @@ def test_the_loop_of_the_design_page_is_the_one_that_runs():
 # --- pages that are made from the program
 
 
-@pytest.fixture(scope="module")
-def make_docs() -> ModuleType:
-    """The script that writes them, without what it does to find mcit in a bare checkout."""
+def load_script(name: str) -> ModuleType:
+    """Return a script of scripts/, without what it does to find mcit in a bare checkout."""
     before = sys.modules.get("_checkout")
     sys.modules["_checkout"] = ModuleType("_checkout")
-    path = ROOT / "scripts" / "make_docs.py"
-    spec = importlib.util.spec_from_file_location("make_docs", path)
+    path = ROOT / "scripts" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     del sys.modules["_checkout"]
     if before is not None:
         sys.modules["_checkout"] = before
     return module
+
+
+@pytest.fixture(scope="module")
+def make_docs() -> ModuleType:
+    return load_script("make_docs")
+
+
+@pytest.fixture(scope="module")
+def show_recorded() -> ModuleType:
+    return load_script("show_recorded")
+
+
+def test_recorded_results_stand_on_the_pages_as_they_were_recorded(show_recorded):
+    blocks = 0
+    for name in show_recorded.PAGES:
+        text = (ROOT / name).read_text(encoding="utf-8")
+        blocks += len(show_recorded.BLOCK.findall(text))
+        assert text == show_recorded.fill(text), "run python scripts/show_recorded.py"
+    assert blocks >= 4
 
 
 @pytest.mark.parametrize("name", ["cli", "configuration", "methods", "classifiers", "tasks"])

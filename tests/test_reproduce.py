@@ -71,7 +71,8 @@ def write_run(cell: Cell, number: int, folder: Path, a_last: float, **changes: o
 def test_the_papers_tables_and_the_small_ones_are_there():
     text = {"coin", "ucit", "mllm-dcl"}
     others = {"supplement-a", "supplement-b", "exemplar-free"}
-    assert set(list_tables()) == {*EFCIL, *text, *others, "baselines", "climb", "mini", "shapes"}
+    own = {"baselines", "embedded", "mini", "shapes"}
+    assert set(list_tables()) == {*EFCIL, *text, *others, *own, "climb"}
     with pytest.raises(ConfigError, match="no table 'cifar10'; did you mean 'cifar100'"):
         read_expected("cifar10")
 

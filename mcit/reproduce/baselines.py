@@ -14,14 +14,13 @@ from typing import Any
 
 from mcit.reports.formats import Note, Table
 from mcit.reports.groups import Group, group_runs
-from mcit.reports.runs import Run, Scores, check_scores, make_run
+from mcit.reports.runs import Run
 from mcit.reports.tables import compare_groups
 from mcit.reproduce.expected import read_expected
+from mcit.reproduce.recorded import read_kept
 
 TABLE = "baselines"
 COMMAND = f"mcit reproduce {TABLE}"
-# what a recorded row needs of scores.json; everything else follows from it
-KEPT = ("method", "seed", "track", "estimator", "tasks", "chance", "matrix", "seen", "embedded")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +40,7 @@ def find_baselines(provenance: Mapping[str, Any]) -> list[Baseline]:
     for methods in recorded.get("cells", {}).values():
         for cell in methods.values():
             if cell["key"] == wanted:
-                runs = tuple(_read_recorded(scores) for scores in cell["runs"])
+                runs = tuple(read_kept(scores, table.path) for scores in cell["runs"])
                 found.append(Baseline(runs, recorded["mcit"]))
     return found
 
@@ -71,22 +70,6 @@ def compare_with_recorded(run: Run) -> Table | None:
     table = compare_groups(groups, "recorded")
     title = f"next to recorded runs on {own.setting.name}"
     return dataclasses.replace(table, title=title, notes=[Note(_describe(baselines))])
-
-
-def keep_scores(run: Run) -> dict[str, Any]:
-    """Return the part of a run's scores that is recorded."""
-    scores = dataclasses.asdict(run.scores)
-    kept = {name: scores[name] for name in KEPT}
-    kept["metrics"] = {}
-    if run.matrix.class_incremental:
-        kept["metrics"]["A_old"] = scores["metrics"]["A_old"]
-    return kept
-
-
-def _read_recorded(kept: Mapping[str, Any]) -> Run:
-    path = read_expected(TABLE).path
-    scores: Scores = check_scores(kept, path)
-    return make_run(scores.method, scores, path)
 
 
 def _describe(baselines: list[Baseline]) -> str:

@@ -14,8 +14,9 @@ from mcit.errors import ConfigError
 from mcit.reports import formats
 from mcit.reports.runs import Run, read_run
 from mcit.reports.tables import SECONDS
-from mcit.reproduce.baselines import comparison_key, keep_scores
+from mcit.reproduce.baselines import comparison_key
 from mcit.reproduce.expected import ExpectedResults, find_place
+from mcit.reproduce.recorded import keep_scores
 from mcit.sweeps.jobs import Job, make_job
 
 Verdict = Literal["agrees", "differs", "not run", "no number"]

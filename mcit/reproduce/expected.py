@@ -47,6 +47,8 @@ class MethodRow:
     set: tuple[str, ...] = ()
     set_by_setting: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    # what tells it from another row of the same method
+    remark: str = ""
 
 
 @dataclass(frozen=True)
