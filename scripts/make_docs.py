@@ -23,7 +23,7 @@ from typing import Any
 import _checkout  # noqa: F401 - finds mcit in this checkout
 
 from mcit.arguments import Parser
-from mcit.bench import consolidation, efcil, generative, start
+from mcit.bench import consolidation, efcil, generative, loading, start
 from mcit.cli import COMMANDS
 from mcit.config.options import Kind, OptionInfo, list_options
 from mcit.config.schema import RunConfig
@@ -480,20 +480,33 @@ def _show_loading(result: dict[str, Any]) -> Iterator[str]:
     yield ""
     yield (
         f"`mcit bench loading`, {_threads(result)}: {result['images']} generated images of "
-        f"{width}x{height}, with as much "
-        "detail as photographs, as ViLT-B/32 takes them. Both ways end in the same bits."
+        f"{width}x{height}, one in {loading.UPRIGHT} upright, with as much detail as photographs, "
+        f"read by {result['workers']} workers in batches of {result['batch_size']} as ViLT-B/32 "
+        "takes them. Rates are images per second of the processor, workers included, but "
+        "not their start. All ways end in the same input, pixel values within one unit in the last "
+        "place of 1."
     )
     yield ""
-    yield "| read from | kB an image | images/s |"
+    yield "| way | images/s | times the first |"
     yield "|---|--:|--:|"
-    for name, label in (("source", "JPEG files"), ("cache", "the cache of `mcit prepare`")):
-        yield (
-            f"| {label} | {result[f'{name}_kilobytes']:.0f} | "
-            f"{result['images_per_second'][name]:.0f} |"
-        )
+    rates = result["images_per_second"]
+    for name, label in loading.LABELS.items():
+        times = rates[name] / rates[loading.PROCESSOR]
+        yield f"| {label} | {rates[name]:.0f} | {times:.1f} |"
+    yield ""
+    yield "| measured | | goal | |"
+    yield "|---|--:|---|---|"
+    for label, value, goal in loading.list_figures(result):
+        if goal is None:
+            yield f"| {label} | {value:.2f} | | |"
+            continue
+        direction, limit = goal
+        verdict = _met(loading.is_met(value, goal))
+        yield f"| {label} | {value:.2f} | {direction} {limit:g} | {verdict} |"
     yield ""
     yield (
-        f"The cache is {result['loading_speedup']:.1f} times as fast; one process prepares "
+        f"An image takes {result['source_kilobytes']:.0f} kB as a JPEG file and "
+        f"{result['cache_kilobytes']:.0f} kB in the cache; one process prepares "
         f"{result['prepared_per_second']:.0f} images a second. Ways to keep a resized image "
         "losslessly:"
     )
