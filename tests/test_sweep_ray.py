@@ -102,13 +102,15 @@ def save(*_):
     print("saved", flush=True)
     sys.exit(75)
 signal.signal(signal.SIGINT, save)
+# as `mcit run` does: Ray blocks it
+signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+print("learning", flush=True)
 time.sleep(600)
 """
 
     def interrupt() -> None:
-        while sum("hello" in log.read_text() for log in logs if log.is_file()) < 2:
+        while sum("learning" in log.read_text() for log in logs if log.is_file()) < 2:
             time.sleep(0.05)
-        time.sleep(0.5)
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=interrupt, daemon=True).start()

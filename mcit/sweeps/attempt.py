@@ -20,9 +20,10 @@ from mcit.files import CONSOLE_LOG, LOCK, is_locked
 
 # Not `python -m mcit`, which looks for modules in the working folder before all others: a file
 # evaluate.py there would be executed. Python 3.10 does not know the option -P, which prevents that.
-# Standard input ends with the process that started the run, and the run ends then as well: what is
-# left of a node that a cluster has given up must not write beside the next attempt. SIGUSR2 is for
-# the process that watches: SLURM may send it to all processes of a job.
+# - Standard input ends with the process that started the run, and the run ends then as well: what
+#   is left of a node that a cluster has given up must not write beside the next attempt.
+# - SIGUSR2 is for the process that watches; SLURM may send it to all processes of a job.
+# - SIGINT asks a run to save and stop; Ray blocks it in its workers and so in what they start.
 START = """
 import os
 import signal
@@ -36,6 +37,7 @@ def follow():
 
 threading.Thread(target=follow, daemon=True).start()
 signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 sys.path[:] = [place for place in sys.path if place]
 sys.argv[0] = "mcit"
 from mcit.cli import main
