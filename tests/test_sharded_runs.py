@@ -44,13 +44,15 @@ HEADS = {
     "ewc_lo": {"method__strength": 1.0, "training__accumulate": 3, "training__clip_norm": 1.0},
     "online_ewc": {"method__strength": 10.0, "method__estimator__unit": "batch"},
     "si": {"method__strength": 10.0},
+    "replay": {"method__fraction": 0.5, "method__frequency": 2},
 }
 # 24 examples in batches of 23; the adapters train, whole in every process, on a divided LLaVA
 IN_WORDS = {
     "tasks__instruction__recipe__optimizer": "sgd",
     "tasks__instruction__recipe__batch_size": 23,
 }
-RUNS = [*(f"heads {name}" for name in HEADS), "words ewc_lo"]
+WORDS = {"ewc_lo": {"method__strength": 1.0}, "olora": {"method__strength": 0.01}}
+RUNS = [*(f"heads {name}" for name in HEADS), *(f"words {name}" for name in WORDS)]
 RESUMED = ("heads si", "heads adamw")
 # inside the second task
 STEPS = 5
@@ -102,9 +104,8 @@ def launched(tmp_path_factory):
     configs = {f"heads {n}": configure(ORDER, n, world, **SMOOTH, **o) for n, o in HEADS.items()}
     text_world = write_text_world(folder)
     configs["heads adamw"] = configure(ORDER, "ewc", world, method__strength=10.0)
-    configs["words ewc_lo"] = configure(
-        INSTRUCTIONS, "ewc_lo", text_world, method__strength=1.0, **IN_WORDS
-    )
+    for name, options in WORDS.items():
+        configs[f"words {name}"] = configure(INSTRUCTIONS, name, text_world, **IN_WORDS, **options)
     configs["counted"] = configure(
         ORDER, "ewc", world, method__strength=1.0, method__estimator__samples=8
     )

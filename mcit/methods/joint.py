@@ -14,6 +14,7 @@ class Joint(Method):
     """Everything is learned in the first stage, tasks in turn; later stages only score."""
 
     name = "joint"
+    works_sharded = True
     stands_alone = True
 
     def begin_task(self, stage: Stage) -> Sequence[str]:

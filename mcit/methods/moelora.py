@@ -26,6 +26,7 @@ class Moelora(Method):
     """Finetuning of experts and their routers."""
 
     name = "moelora"
+    works_sharded = True
     first_task_is_finetuning = True
     needs_lora = True
 

@@ -34,6 +34,7 @@ class Olora(FreshPairMethod):
     """Fresh pairs whose A is pushed to be orthogonal to those of earlier tasks."""
 
     name = "olora"
+    works_sharded = True
     # no default: the penalty grows with the number of layers and their widths
     strength: float = option(help="factor of the overlaps (published: 0.5; MCITlib: 0.05); 0: none")
     shrink: float = option(0.0, help="factor of the norms of the fresh pair (published: 0)")

@@ -38,6 +38,7 @@ class Reglora(FreshPairMethod):
     """Fresh pairs that leave the main entries of earlier changes alone."""
 
     name = "reglora"
+    works_sharded = True
     # no default: a configuration or the user chooses it
     strength: float = option(help="factor of the marked entries (published: 2500); 0 is none")
     fraction: float = option(0.02, help="fraction of a layer's entries marked by each task")

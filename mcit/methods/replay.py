@@ -27,6 +27,7 @@ class Replay(Method):
     """A buffer of examples, chosen at random from every task."""
 
     name = "replay"
+    works_sharded = True
     keeps_examples = True
     first_task_is_finetuning = True
     fraction: float = option(0.01, help="fraction of the examples of each task that is kept")
