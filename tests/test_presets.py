@@ -97,7 +97,7 @@ def test_a_preset_gives_every_method_with_a_strength_its_own(preset):
         name for name in list_names(METHOD) if issubclass(find_method(name), ConsolidatingMethod)
     } < strong
     settings = read_preset(preset)
-    assert settings.keys() == {"methods", "training"}
+    assert settings.keys() == {"methods", "training", "stiffness"}
     assert settings["methods"].keys() == strong
     assert all(options["strength"] > 0 for options in settings["methods"].values())
 
