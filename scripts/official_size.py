@@ -3,6 +3,7 @@
 python scripts/official_size.py --folder official                   all of it; some hours on a CPU
 python scripts/official_size.py --folder official --scale 0.01      a hundredth of every count
 python scripts/official_size.py --folder official --docs            also write docs/scaling.md
+python scripts/official_size.py --folder official --show --docs     the same, of figures it has
 
 The data are made (scripts/official_data.py), looked at by `mcit doctor` twice, rehearsed by `mcit
 run --dry-run`; steps are taken and importance is measured; a run is killed in the middle of its
@@ -67,8 +68,12 @@ def main() -> None:
     if arguments.steps_in is not None:
         print(json.dumps(take_steps(arguments, folder)))
         return
-    figures = measure(arguments, folder)
-    (folder / "figures.json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    place = folder / "figures.json"
+    if arguments.show:
+        figures = json.loads(place.read_text(encoding="utf-8"))
+    else:
+        figures = measure(arguments, folder)
+        place.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     (folder / "figures.md").write_text(describe(figures), encoding="utf-8")
     print(describe(figures))
     if arguments.docs:
@@ -87,6 +92,7 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=2, help="loader workers")
     parser.add_argument("--small", action="store_true", help="a small ViLT, to try the script")
     parser.add_argument("--keep", action="store_true", help="use data that FOLDER holds already")
+    parser.add_argument("--show", action="store_true", help="measure nothing, show figures")
     parser.add_argument("--docs", action="store_true", help="write the section of docs/scaling.md")
     parser.add_argument("--steps-in", help=argparse.SUPPRESS)
     return parser.parse_args(words)
