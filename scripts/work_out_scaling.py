@@ -163,6 +163,9 @@ def work_out_llava() -> list[Row]:
     divided = HALF * frozen / GPUS + gathered + adapters
     whole = HALF * frozen + adapters
     passes = 2 * gather(HALF * frozen)
+    # a row at a time: a forward and a backward pass each
+    measured = seconds(footprint.step_operations(SAMPLES, LLAVA_TOKENS))
+    gathering = SAMPLES / GPUS * passes
     return [
         Row("frozen weights", "bf16", [f"{frozen:,}"] * 2),
         Row("weights of LoRA, T = P", "16 (inputs + outputs)", [f"{trained:,}"] * 2),
@@ -184,7 +187,10 @@ def work_out_llava() -> list[Row]:
             _ms([ring(trained) / LINK, (ring(trained) + passes) / LINK]),
         ),
         Row("hours of products", "steps · a step's", [f"{steps * step / 3600:.2f}"] * 2),
-        Row("importance, sent", "2 · 7/8 · 4 P, once", _mb([ring(trained)] * 2)),
+        Row("importance of 4,096, products", "as of 4,096 trained", _s([measured] * 2)),
+        Row("importance of 4,096, gathered", "4,096 / 8 · 2 · 7/8 · 2 W", ["–", *_tb([gathering])]),
+        Row("which takes, over NVLink", "/ 300 GB/s", ["–", *_s([gathering / LINK])]),
+        Row("importance, added up", "2 · 7/8 · 4 P, once", _mb([ring(trained)] * 2)),
         Row("importance and anchor", "8 P", _mb([HELD * trained] * 2)),
     ]
 

@@ -50,6 +50,8 @@ def test_llava_follows_the_formulas(worked):
     assert find(rows, "weights of LoRA, T = P") == [f"{adapters:,}"] * 2
     assert find(rows, "frozen, per GPU") == [f"{2 * frozen / 1e9:.2f} GB", f"{frozen / 4e9:.2f} GB"]
     sent = 7 * adapters
+    gathered = find(rows, "importance of 4,096, gathered")
+    assert gathered == ["–", f"{4096 / 8 * 3.5 * frozen / 1e12:.1f} TB"]
     assert find(rows, "sent per step and GPU") == [
         f"{sent / 1e9:.2f} GB",
         f"{(sent + 3.5 * frozen) / 1e9:.2f} GB",
