@@ -69,7 +69,7 @@ from mcit.runner.run_folder import (
 )
 from mcit.runner.stage_cache import StageCache, describe_software
 from mcit.runner.tracking import Tracker, Tracking
-from mcit.task import Track
+from mcit.task import Task, Track
 from mcit.training.trainer import Reader, ResumePoint, Score, Trainer, check_weights
 
 # steps of a task after which its duration is estimated
@@ -190,19 +190,11 @@ class Session:
     def _scorers(self, stage: Stage) -> dict[str, Scorer | None]:
         return self.answering.scorers(stage, self.method.classifier(stage))
 
-    def time_scoring(self, stage: Stage) -> float:
-        """Return about how many seconds scoring takes at this stage, from a batch of each task."""
+    def try_scoring(self, stage: Stage, task: Task, batches: int) -> None:
+        """Score a task on so many batches, and keep nothing."""
         scorers = self._scorers(stage)
-        total = 0.0
-        for task in stage.tasks[: stage.index + 1]:
-            self.method.before_scoring(stage, task)
-            begun = time.perf_counter()
-            each = self.trainer.evaluate_each(stage, task, scorers, batches=1)
-            tried = each[self.answering.own]
-            seconds = time.perf_counter() - begun
-            total += seconds * len(task.examples(self.trainer.config.split)) / tried.examples
-        self.method.after_scoring(stage)
-        return total
+        self.method.before_scoring(stage, task)
+        self.trainer.evaluate_each(stage, task, scorers, batches)
 
     def restore(self, checkpoint: Checkpoint) -> Stage:
         """Bring learner and method to a checkpoint, and return its stage."""

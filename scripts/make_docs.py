@@ -389,6 +389,9 @@ def _show_consolidation(result: dict[str, Any]) -> Iterator[str]:
     for name, found in result.get("channels_last", {}).items():
         label = f"penalty step, {name} channels_last: autograd loop / mcit"
         yield _ratio(label, found["penalty_speedup"], "penalty_speedup")
+    for key, value in result.get("growth", {}).items():
+        label = f"{consolidation.GROWTH_LABELS[key]}: after {consolidation.TASKS} tasks / after one"
+        yield _ratio(label, value, "growth")
     for name, value in result["importance_over_pass"].items():
         label = f"importance, {name}: exact per-example squares / plain forward and backward pass"
         yield _ratio(label, value, "importance_over_pass")

@@ -53,6 +53,7 @@ def test_every_figure_is_there_positive_and_finite(result):
 def test_two_numbers_are_held_per_weight_whatever_the_number_of_tasks(result):
     assert result["bytes_per_weight"] == 8
     assert result["bytes_grow_with_tasks"] is False
+    assert result["growth"]["bytes_held"] == result["growth"]["bytes_saved"] == 1
 
 
 @pytest.mark.slow
@@ -69,6 +70,7 @@ def test_the_table_tells_goals_met_from_goals_missed(result, capsys):
         "penalty_over_floor": 1.5,
         "penalty_over_kernel": 1.6,
         "penalty_over_kernel_bf16": 1.2,
+        "growth": {"step": 1.0, "consolidation": 1.1, "bytes_held": 1.0, "bytes_saved": 1.0},
         "channels_last": {"resnet18 w16": {"penalty_speedup": 8.5, "penalty_over_kernel": 3.0}},
         "importance_over_pass": {"vilt": 1.5, "resnet18": 1.9},
         "importance_first_over_pass": {"vilt": 1.9},
@@ -78,11 +80,28 @@ def test_the_table_tells_goals_met_from_goals_missed(result, capsys):
     consolidation.print_result({**result, **good})
     printed = capsys.readouterr().out
     assert "Goals missed" not in printed
-    assert printed.count("yes") == 10
+    assert printed.count("yes") == 14
     consolidation.print_result({**result, **good, "penalty_speedup": 7.9})
     printed = capsys.readouterr().out
     assert "Goals missed on this run: penalty step" in printed
     assert printed.count("NO") == 1
+
+
+def test_fifty_tasks_are_held_and_saved_in_the_bytes_of_one(monkeypatch):
+    consolidated = []
+    consolidate = ConsolidationManager.consolidate
+
+    def count(manager, importance):
+        consolidated.append(id(manager))
+        consolidate(manager, importance)
+
+    monkeypatch.setattr(ConsolidationManager, "consolidate", count)
+    network = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
+    growth = consolidation.measure_growth(network)
+    assert growth["bytes_held"] == growth["bytes_saved"] == 1
+    assert growth.keys() == consolidation.GROWTH_LABELS.keys()
+    few, many = dict.fromkeys(consolidated)
+    assert consolidated.count(many) - consolidated.count(few) == consolidation.TASKS - 1
 
 
 def test_the_rivals_compute_the_same():

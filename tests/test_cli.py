@@ -379,6 +379,9 @@ def test_a_dry_run_prints_a_plan_and_writes_nothing(capsys, tmp_path, somewhere)
         "score plain",
         "M parameters",
         "GiB of it for the optimizer",
+        "step GiB",
+        "GiB for the importance of 4 tasks, a file each (checkpoint.importance=false keeps none)",
+        "scoring GiB",
         " of fitting, importance and scoring on this machine",
         "nothing was kept or written",
     ):

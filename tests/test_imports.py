@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 
 # From the ground up; what stands on one line may know each other, without circles.
 LAYERS = [
-    "printable errors spelling files sources metrics draws",
+    "printable errors spelling files memory sources metrics draws",
     "registry",
     "config",
     "arguments parallel task",

@@ -228,6 +228,29 @@ def test_an_epoch_learns_from_every_example_once_in_an_order_of_its_own():
     assert first != sorted(first)
 
 
+@pytest.mark.parametrize(("draws", "read"), [(True, 4), (False, 2)])
+def test_a_resumed_epoch_reads_again_only_what_workers_draw(monkeypatch, draws, read):
+    (task,) = make_points([3], epochs=1)
+    monkeypatch.setattr(type(task), "draws", draws)
+    counts = []
+
+    class Counting(batches.SplitLoader):
+        def __init__(self, dataset, indices, *rest, **options):
+            counts.append(len(indices))
+            super().__init__(dataset, indices, *rest, **options)
+
+    monkeypatch.setattr(batches, "SplitLoader", Counting)
+    source = batches.Source(task, task.examples("train"), 0)
+    schedule = batches.Schedule([source], lambda epoch, purpose: 1, workers=1)
+
+    def read_steps(skip):
+        steps = [list(step.micro_batches) for step in schedule.steps(None, skip)]
+        return [part.batch["places"].tolist() for step in steps for part in step]
+
+    assert read_steps(2) == read_steps(0)[2:]
+    assert counts == [read, 4]
+
+
 def read_places(stage, split):
     return [part.batch["places"].tolist() for part in stage.load(stage.task, split)]
 

@@ -6,7 +6,8 @@ that a busy machine slows both sides alike, or of peaks of memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import copy
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from transformers import ViltConfig, ViltModel
 from transformers.models.vilt.modeling_vilt import ViltLayer
 
 from mcit.bench.measuring import Goal, is_met, peak_bytes, race
+from mcit.checkpoint import pack
 from mcit.consolidation import ConsolidationManager
 from mcit.estimator import Estimator, score_examples
 from mcit.gradients.per_example import PerExampleGradients
@@ -34,6 +36,7 @@ GOALS: dict[str, Goal] = {
     "importance_first_over_pass": ("at most", 2.0),
     "importance_over_best_rival": ("at most", 0.9),
     "importance_peak_over_training": ("at most", 1.0),
+    "growth": ("at most", 1.2),
 }
 IMPORTANCE_LABELS = {
     "importance_over_pass": "exact per example / plain pass",
@@ -44,6 +47,14 @@ IMPORTANCE_LABELS = {
 }
 # channels_last networks by their widths
 WIDTHS = (16, 64)
+# after so many tasks everything is to cost what it costs after the first
+TASKS = 50
+GROWTH_LABELS = {
+    "step": "penalty step",
+    "consolidation": "consolidation of a task",
+    "bytes_held": "memory held",
+    "bytes_saved": "state in a checkpoint",
+}
 
 
 def measure(quick: bool = False) -> dict[str, Any]:
@@ -53,6 +64,7 @@ def measure(quick: bool = False) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "quick": quick,
         **measure_penalty(1 if quick else 6),
+        "growth": measure_growth(ImageClassifier(WIDTHS[0])),
         "channels_last": {},
         "importance_over_pass": {},
         "one_at_a_time_over_ours": {},
@@ -111,6 +123,32 @@ def race_penalty(model: nn.Module) -> dict[str, float]:
         _make_kernel(model),
     )
     return {"penalty_speedup": autograd / ours, "penalty_over_kernel": ours / kernel}
+
+
+def measure_growth(model: nn.Module) -> dict[str, float]:
+    """Return what each kind of work costs after many tasks / after one or a few."""
+    few = _hold(model)
+    many = _hold(copy.deepcopy(model))
+    for _ in range(TASKS - 1):
+        _consolidate(many)
+    held = many.bytes_held() / few.bytes_held()
+    saved = _count_bytes(many.state_dict()) / _count_bytes(few.state_dict())
+    step_few, step_many = race(few.add_gradient_, many.add_gradient_)
+    # a race adds tasks to both
+    end_few, end_many = race(lambda: _consolidate(few), lambda: _consolidate(many))
+    return {
+        "step": step_many / step_few,
+        "consolidation": end_many / end_few,
+        "bytes_held": held,
+        "bytes_saved": saved,
+    }
+
+
+def _count_bytes(state: Mapping[str, Any]) -> int:
+    """Return the bytes of all tensors in a nested state."""
+    tensors: dict[str, Tensor] = {}
+    pack(state, tensors)
+    return sum(tensor.nbytes for tensor in tensors.values())
 
 
 def _hold(model: nn.Module, **options: Any) -> ConsolidationManager:
@@ -221,6 +259,9 @@ def list_figures(result: dict[str, Any]) -> Iterator[tuple[str, float, Goal | No
     }
     for key, label in labels.items():
         yield label, result[key], GOALS[key]
+    for key, label in GROWTH_LABELS.items():
+        what = f"{label}: after {TASKS} tasks / after one"
+        yield what, result["growth"][key], GOALS["growth"]
     for name, figures in result["channels_last"].items():
         yield (
             f"penalty step, {name} channels_last: autograd loop / ours",

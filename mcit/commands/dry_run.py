@@ -1,5 +1,8 @@
 """`mcit run --dry-run`: every hook is called on a few batches, and the cost is estimated.
 
+What comes first also warms up, so that it does not stand for what follows: the first step of a task
+is left out of the estimate, and the first batch of a pass over data is in it once.
+
 If the weights of a generative model are not on this machine, none are fetched: the cost is
 estimated from its configuration (mcit/models/estimate.py).
 """
@@ -8,8 +11,6 @@ from __future__ import annotations
 
 import copy
 import math
-import resource
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ from rich.text import Text
 from torch.optim import Optimizer
 
 from mcit import models
+from mcit.memory import begin_peak, read_peak, read_peak_of_life
 from mcit.method import Stage
 from mcit.models.backbone import describe_parameters
 from mcit.models.estimate import Footprint, Speed, build_empty, has_weights
@@ -35,6 +37,8 @@ from mcit.task import Task, Track, count_bytes
 
 # steps that are taken of each task; the first one also warms up
 STEPS = 3
+# batches of every pass over data
+BATCHES = 2
 # examples whose tokens are counted if there are no weights to take steps with
 SAMPLED = 16
 COLUMNS = (
@@ -50,6 +54,8 @@ COLUMNS = (
     "s/step",
     "minutes",
 )
+# GiB at the peak of each kind of work
+PEAKS = ("step GiB", "end GiB", "scoring GiB")
 
 
 @dataclass(frozen=True)
@@ -65,6 +71,10 @@ class Estimate:
     loss: float
     step_seconds: float
     total_seconds: float
+    # bytes at the peak of the steps, of the end of the task and of scoring; None if unknown
+    peaks: tuple[int | None, ...]
+    # bytes of the file of the task's importance
+    importance: int
 
     def cells(self) -> list[str]:
         recipe = self.task.recipe
@@ -77,6 +87,7 @@ class Estimate:
             f"{self.loss:.3f}",
             f"{self.step_seconds:.3f}",
             f"{self.total_seconds / 60:.1f}",
+            *(_to_gib(peak) for peak in self.peaks if peak is not None),
         ]
 
 
@@ -102,11 +113,47 @@ class _Clock:
         return sum(counted) / len(counted)
 
 
+class PassClock:
+    """Times passes over data: the first batch of each, and by themselves those that follow."""
+
+    def __init__(self) -> None:
+        self.begun = time.perf_counter()
+        # seconds and examples of batches that follow a first one
+        self.seconds = 0.0
+        self.examples = 0
+        # examples of first batches
+        self.first = 0
+        self._last = self.begun
+
+    def after_batch(self, number: int, examples: int) -> None:
+        """A batch of a pass was read and worked on."""
+        now = time.perf_counter()
+        if number:
+            self.seconds += now - self._last
+            self.examples += examples
+        else:
+            self.first += examples
+        self._last = now
+
+    def estimate(self, examples: int) -> float:
+        """Return how long the work since the beginning takes with so many examples."""
+        total = time.perf_counter() - self.begun
+        tried = self.first + self.examples
+        if not tried:
+            return total
+        if not self.examples:
+            # the data have one batch
+            return total * max(1.0, examples / tried)
+        others = max(0, examples - self.first)
+        return total - self.seconds + others * self.seconds / self.examples
+
+
 def rehearse(plan: Plan, main_process: bool) -> None:
     """Go through the tasks with a network and a method that are thrown away, and print an estimate.
 
-    A few steps of each task are taken, its end and its scoring are tried on one batch, so that no
-    hook is called for the first time hours later. All processes of a run must call it.
+    A few steps of each task are taken, its end and its scoring are tried on two batches, so that no
+    hook is called and no memory asked for the first time hours later. All processes of a run must
+    call it.
     """
     if plan.track is Track.TEXT and not has_weights(models.find_place(plan.config.model)):
         if main_process:
@@ -115,7 +162,7 @@ def rehearse(plan: Plan, main_process: bool) -> None:
     thrown_away = replace(
         plan, method=copy.deepcopy(plan.method), answering=copy.deepcopy(plan.answering)
     )
-    session = Session(thrown_away, batches=1)
+    session = Session(thrown_away, batches=BATCHES)
     estimates = []
     for index in range(len(plan.tasks)):
         stage = session.stage(index)
@@ -127,21 +174,21 @@ def rehearse(plan: Plan, main_process: bool) -> None:
 
 
 def _try_task(session: Session, stage: Stage) -> Estimate:
-    """Return an estimate from a few steps, the method's work on a batch, and its scores."""
+    """Return an estimate from a few steps, the method's work on a few batches, and its scores."""
     task = stage.task
     clock = _Clock()
+    begin_peak()
     session.fit(stage, log=clock.log, on_step=clock.after_step, limit=STEPS)
+    peaks = [read_peak()]
     train = len(task.examples("train"))
-    evaluation = len(task.examples("eval"))
     batch_size = task.recipe.batch_size
     steps = task.recipe.epochs * math.ceil(train / batch_size)
-    begun = time.perf_counter()
-    session.conclude(stage)
-    concluding = time.perf_counter() - begun
-    read = session.method.examples_read(stage)
-    # one batch was read, or nothing
-    concluding *= max(1.0, read / batch_size)
-    scoring = session.time_scoring(stage)
+    begin_peak()
+    concluding, importance = _try_end(session, stage)
+    peaks.append(read_peak())
+    begin_peak()
+    scoring = _time_scoring(session, stage)
+    peaks.append(read_peak())
     refreshing = 0.0
     if session.trainer.config.refresh_batchnorm:
         # forward passes over the training split only
@@ -149,12 +196,14 @@ def _try_task(session: Session, stage: Stage) -> Estimate:
     return Estimate(
         task=task,
         train=train,
-        evaluation=evaluation,
+        evaluation=len(task.examples("eval")),
         steps=steps,
         batch_bytes=_measure_batch(stage),
         loss=clock.loss,
         step_seconds=clock.seconds(),
         total_seconds=steps * clock.seconds() + concluding + scoring + refreshing,
+        peaks=tuple(peaks),
+        importance=importance,
     )
 
 
@@ -162,6 +211,33 @@ def _measure_batch(stage: Stage) -> int:
     """Return the bytes of a training batch of the task, all processes' rows together."""
     loader = stage.load(stage.task, "train")
     return count_bytes(loader.collate(load_examples(loader.dataset, loader.batches[0])))
+
+
+def _try_end(session: Session, stage: Stage) -> tuple[float, int]:
+    """Return the seconds that the end of a task takes, about, and the bytes of its importance."""
+    clock = PassClock()
+    session.trainer.watch = clock.after_batch
+    outcome = session.conclude(stage)
+    session.trainer.watch = None
+    read = session.method.examples_read(stage)
+    if session.answering.needs:
+        # features of all training examples
+        read += len(stage.task.examples("train"))
+    values = {} if outcome.importance is None else outcome.importance.values
+    return clock.estimate(read), sum(tensor.nbytes for tensor in values.values())
+
+
+def _time_scoring(session: Session, stage: Stage) -> float:
+    """Return about how many seconds scoring takes at this stage: that of all tasks seen."""
+    total = 0.0
+    for task in stage.tasks[: stage.index + 1]:
+        clock = PassClock()
+        session.trainer.watch = clock.after_batch
+        session.try_scoring(stage, task, BATCHES)
+        session.trainer.watch = None
+        total += clock.estimate(len(task.examples(session.trainer.config.split)))
+    session.method.after_scoring(stage)
+    return total
 
 
 def _print_estimates(session: Session, estimates: Sequence[Estimate]) -> None:
@@ -173,7 +249,8 @@ def _print_estimates(session: Session, estimates: Sequence[Estimate]) -> None:
             console.print(line, soft_wrap=True, markup=False)
     title = Text(f"{config.method.name} on {config.model.name}")
     table = Table(title=title, title_justify="left")
-    for name in COLUMNS:
+    known = None not in estimates[0].peaks
+    for name in (*COLUMNS, *(PEAKS if known else ())):
         table.add_column(name, justify="left" if name == "task" else "right", no_wrap=True)
     for estimate in estimates:
         table.add_row(*(Text(cell) for cell in estimate.cells()))
@@ -183,7 +260,7 @@ def _print_estimates(session: Session, estimates: Sequence[Estimate]) -> None:
     counts = describe_parameters(session.learner)
     optimizer = 4 if plan.tasks[-1].recipe.optimizer == "sgd" else 8
     memory = [
-        f"{_memory_peak():.2f} GiB at the peak of these batches",
+        f"{_find_highest(estimates)} GiB at the peak of these batches",
         f"{optimizer * counts['trained'] / 2**30:.2f} GiB of it for the optimizer",
     ]
     held = session.plan.bytes_held()
@@ -195,6 +272,13 @@ def _print_estimates(session: Session, estimates: Sequence[Estimate]) -> None:
         f"memory: {', '.join(memory)}",
         soft_wrap=True,
     )
+    files = [estimate.importance for estimate in estimates if estimate.importance]
+    if files and config.checkpoint.importance:
+        console.print(
+            f"disk: {_to_gib(sum(files))} GiB for the importance of {len(files)} tasks, a file "
+            "each (checkpoint.importance=false keeps none)",
+            soft_wrap=True,
+        )
 
 
 def _print_without_weights(plan: Plan) -> None:
@@ -265,8 +349,11 @@ def _measure_rows(task: Task, learner: GenerativeLearner) -> tuple[int, int]:
     return batch["input_ids"].shape[1], batch["labels"].shape[1]
 
 
-def _memory_peak() -> float:
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated() / 2**30
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
+def _find_highest(estimates: Sequence[Estimate]) -> str:
+    """Return the highest peak of all tasks, in GiB."""
+    peaks = [peak for estimate in estimates for peak in estimate.peaks if peak is not None]
+    return _to_gib(max(peaks) if peaks else read_peak_of_life())
+
+
+def _to_gib(count: int) -> str:
+    return f"{count / 2**30:.2f}"

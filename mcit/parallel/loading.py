@@ -31,6 +31,8 @@ from mcit.parallel.global_batch import Rows, global_batch_rows, process_rank, ro
 from mcit.task import Examples
 
 T = TypeVar("T")
+# called with the number of a batch and how many examples it has
+Watch = Callable[[int, int], None]
 _NOTHING = object()
 
 
@@ -68,6 +70,7 @@ class SplitLoader:
     Iterating yields this process's `BatchPart` of each. Random draws for a batch are made for all
     of its examples, whichever process holds them. `micro_batches` is the number of parts in which
     training takes a batch, so that memory suffices: `in_order` makes batches of that size.
+    `watch` is called when a batch was read and worked on.
     """
 
     def __init__(
@@ -79,8 +82,10 @@ class SplitLoader:
         workers: int = 0,
         generator: torch.Generator | None = None,
         micro_batches: int = 1,
+        watch: Watch | None = None,
         **options: Any,
     ):
+        self.watch = watch
         self.micro_batches = micro_batches
         self.dataset = dataset
         self.batches = batches
@@ -106,10 +111,14 @@ class SplitLoader:
             **options,
         )
         first = 0
-        for part, batch, indices in zip(rows, loader, self.batches, strict=True):
+        read = zip(rows, loader, self.batches, strict=True)
+        for number, (part, batch, indices) in enumerate(read):
             mine = [indices[place] for place in part.places]
             yield BatchPart(batch, part, first, partial(self._read_first, mine))
             first += part.total
+            if self.watch is not None:
+                # whoever asks for the next one is done with it
+                self.watch(number, len(indices))
 
     def _read_first(self, indices: Sequence[int], count: int) -> Any:
         """Return the first of these examples as a batch of their own."""
@@ -149,6 +158,7 @@ class SplitLoader:
             self.collate,
             workers=self.workers,
             generator=generator,
+            watch=self.watch,
             **self.options,
         )
 

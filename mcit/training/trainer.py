@@ -24,7 +24,7 @@ from mcit.gradients.preserve_state import preserve_state
 from mcit.method import Method, Stage, Step
 from mcit.models.learner import Learner
 from mcit.parallel.global_batch import global_batch_rows
-from mcit.parallel.loading import SplitLoader, cut
+from mcit.parallel.loading import SplitLoader, Watch, cut
 from mcit.parallel.sharded import average_whole_gradients, reduce_parts, to_local
 from mcit.task import Batch, Head, Split, Task, move
 from mcit.training.batches import MicroBatch, Schedule, Source, shuffle
@@ -106,6 +106,7 @@ class Reader:
             workers=self.trainer.config.workers,
             generator=torch.Generator().manual_seed(self.trainer.seed),
             micro_batches=self.trainer.config.accumulate,
+            watch=self.trainer.watch,
         )
 
 
@@ -125,6 +126,8 @@ class Trainer:
         self.accelerator = accelerator
         self.seed = seed
         self.precision = accelerator.mixed_precision
+        # told of every batch that is read outside of training steps
+        self.watch: Watch | None = None
 
     def seed_stage(self, index: int) -> None:
         """Seed again, so that what a method draws in one task cannot change the next."""
@@ -309,6 +312,7 @@ class Trainer:
             functools.partial(task.collate, processor=learner.processor),
             workers=self.config.workers,
             generator=torch.Generator().manual_seed(self.seed),
+            watch=self.watch,
         )
 
     def _schedule(self, stage: Stage, tasks: Sequence[Task]) -> Schedule:
