@@ -6,6 +6,7 @@ A page says what it shows by a pair of comments, and what stands between them is
 
     <!-- recorded: TABLE SETTING -->        the methods side by side, from mcit/reproduce/TABLE.json
     <!-- recorded: TABLE SETTING METHOD SEED -->                    one run, as `mcit run` prints it
+    <!-- recorded: TABLE SETTING METHOD SEED short -->              its scores, without the frame
     <!-- end of recorded -->
 
 Scores are recorded by `mcit reproduce TABLE --run --record`.
@@ -32,6 +33,8 @@ from mcit.reproduce.recorded import compare_recorded, read_groups
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ("README.md", "docs/first-run.md", "docs/results.md")
 BLOCK = re.compile(r"(<!-- recorded: (.+?) -->\n).*?(<!-- end of recorded -->)", re.DOTALL)
+# how a printed line of scores begins
+SCORES = "┃│A"
 # which figure of which results, by the name of its file
 FIGURES = {"embedded-average": ("embedded", "vision-language", "average")}
 
@@ -52,7 +55,7 @@ def fill(text: str) -> str:
     return BLOCK.sub(lambda found: f"{found[1]}\n{show(*found[2].split())}\n{found[3]}", text)
 
 
-def show(table: str, setting: str, method: str = "", seed: str = "") -> str:
+def show(table: str, setting: str, method: str = "", seed: str = "", form: str = "") -> str:
     """Return a table of methods, or the printed table of one run."""
     if not method:
         compared = compare_recorded(read_expected(table), setting)
@@ -65,6 +68,8 @@ def show(table: str, setting: str, method: str = "", seed: str = "") -> str:
     console = Console(file=io.StringIO(), width=100, highlight=False)
     print_tables([dataclasses.replace(printed, notes=printed.notes[:1])], console)
     lines = [line.rstrip() for line in console.file.getvalue().rstrip().splitlines()]
+    if form == "short":
+        lines = [line for line in lines if line[0] in SCORES and "chance" not in line]
     return "\n".join(["```text", *lines, "```", ""])
 
 

@@ -102,7 +102,7 @@ def assert_equal(
     found: dict[str, Tensor],
     expected: dict[str, Tensor],
     tolerance: float = 1e-5,
-    floor: float = 1e-3,
+    floor: float = 1e-2,
 ) -> None:
     assert found.keys() == expected.keys()
     largest = max(float(value.max()) for value in expected.values())

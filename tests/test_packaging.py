@@ -158,10 +158,10 @@ def test_the_core_is_light_and_the_extras_hold_the_rest():
             assert set(name.split(",")) <= extras.keys(), line
 
 
-def test_only_reports_import_what_the_extra_brings():
+def test_only_reports_and_studies_import_what_the_extra_brings():
     users = {path for name, path in list_libraries(every=True) if name in LIBRARIES}
-    assert users
-    assert {Path(path).relative_to(ROOT).parts[:2] for path in users} == {("mcit", "reports")}
+    folders = {Path(path).relative_to(ROOT).parts[:2] for path in users}
+    assert folders == {("mcit", "reports"), ("mcit", "studies")}
 
 
 def test_the_project_says_where_it_lives_and_who_made_it():

@@ -240,7 +240,7 @@ def test_a_part_of_a_combination_takes_the_options_of_a_code_base():
 @pytest.mark.parametrize(
     ("method", "assignments", "words"),
     [
-        ("ewc", ["like=avalanch"], r"no peer 'avalanch'; did you mean 'avalanche'\?"),
+        ("ewc", ["like=avalanch"], r"unknown peer 'avalanch'; did you mean 'avalanche'\?"),
         ("ewc", ["lambda=3"], "name it, such as --set method.estimator.like=avalanche"),
         ("ewc", ["like=avalanche", "lambda=-1"], "lambda must be a number from 0, found -1"),
         ("ewc", ["like=avalanche", "lambda=ten"], "lambda must be a number from 0, found 'ten'"),

@@ -410,6 +410,7 @@ OTHER_PLACES = {
     "data_root": "elsewhere",
     "single": "single",
     "tracker": "tensorboard",
+    "tracker_group": "a sweep",
     "output": "elsewhere",
 }
 

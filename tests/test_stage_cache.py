@@ -256,13 +256,14 @@ def test_a_damaged_entry_is_learned_again(world):
 def test_swapped_entries_are_noticed_and_learned_again(world):
     tasks = make_apart(2)
     once, _ = world.run(tasks, Finetune())
-    first, second, *_ = sorted((world.folder / "cache").iterdir())
-    for one, other in (
-        (first, "aside"),
-        (second, first.name),
-        (world.folder / "cache" / "aside", second.name),
-    ):
-        one.rename(world.folder / "cache" / other)
+    cache = world.folder / "cache"
+    names = sorted(path.name for path in cache.iterdir())
+    assert len(names) > 1
+    # each gets the next one's name: whichever is asked for is another's
+    for name in names:
+        (cache / name).rename(cache / f"{name}.aside")
+    for name, other in zip(names, [*names[1:], names[0]], strict=True):
+        (cache / f"{name}.aside").rename(cache / other)
     again, said = world.run(tasks, Finetune())
     assert any("it belongs to" in line and "computed again" in line for line in said)
     assert_same(again, once)

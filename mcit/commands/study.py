@@ -18,6 +18,7 @@ from mcit.commands.running import (
 )
 from mcit.errors import ConfigError
 from mcit.files import make_folder, write_text
+from mcit.reports.extras import check_extra
 from mcit.studies.plan import Point, StudyPlan, read_plan
 from mcit.sweeps.grid import RunOptions
 
@@ -70,6 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
         problems.append("--run makes runs and --dry-run none: leave one of them out")
     if problems:
         raise ConfigError(problems)
+    check_extra()
     from mcit.studies.records import read_records
 
     raw = Path(arguments.raw) if arguments.raw else plan.raw
