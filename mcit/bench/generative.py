@@ -67,7 +67,7 @@ class Size:
 
 
 # about a million weights; a batch as large as usual where whole rows are short
-FULL = Size(words=256, width=128, layers=4, batch=32, prompt=16, answer=8)
+FULL = Size(words=256, width=128, layers=4, batch=64, prompt=16, answer=8)
 QUICK = Size(words=40, width=16, layers=1, batch=3, prompt=3, answer=2)
 IMAGE_SIDE = 48
 PATCH_SIDE = 12
@@ -256,9 +256,9 @@ def measure_product_penalty(size: Size) -> float:
 
 
 def make_pair(width: int) -> tuple[Pair, Tensor]:
-    """Return a LoRA pair of rank 16 next to a square layer, and the importance of its weights."""
+    """Return a LoRA pair of rank 8 next to a square layer, and the importance of its weights."""
     generator = torch.Generator().manual_seed(2)
-    shapes = ((width, width), (16, width), (width, 16))
+    shapes = ((width, width), (8, width), (width, 8))
     weight, down, up = (nn.Parameter(torch.randn(s, generator=generator)) for s in shapes)
     pair = Pair("layer.weight", weight, down, up, scale=0.5)
     return pair, torch.rand(width, width, generator=generator)

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-# entries of a product that are handled at once
-CHUNK = 1 << 18
+# entries of a product that are handled at once: they stay in a core's own cache
+CHUNK = 1 << 15
 
 
 @dataclass(frozen=True)
