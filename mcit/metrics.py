@@ -13,6 +13,9 @@ from typing import Any, Literal
 
 Baseline = Literal["chance", "measured"]
 
+# points above chance that say nothing: chance levels such as a third are given to two digits
+ROUNDING = 0.01
+
 # results of a text metric beside its score: by content alone, and of the asked form
 CONTENT = "normalized"
 FORM = "obedience"
@@ -244,8 +247,8 @@ def _pad(values: Sequence[float | None], length: int) -> tuple[float | None, ...
 
 
 def _share(lost: float, learned: float, floor: float | None) -> float | None:
-    """`lost` in percent of what was above the floor."""
-    if floor is None or learned <= floor:
+    """`lost` in percent of what was above the floor; None if that is nothing but rounding."""
+    if floor is None or learned - floor < ROUNDING:
         return None
     return 100 * lost / (learned - floor)
 

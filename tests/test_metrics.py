@@ -126,6 +126,14 @@ def test_what_never_rose_above_chance_has_no_forgetting():
     assert backward_transfer(matrix) == pytest.approx(-1.5)
 
 
+def test_a_chance_level_that_is_rounded_is_not_exceeded_by_its_rounding():
+    # a third of the answers, where chance is given as 33.33
+    rows = ((100 / 3,), (20.0, 60.0), (20.0, 30.0, 50.0))
+    matrix = ScoreMatrix(("a", "b", "c"), (33.33, 33.33, 25.0), rows)
+    assert forgetting_transfer(matrix)[1] == (None,)
+    assert forgetting_transfer(matrix)[2] == (None, pytest.approx(100 * 30 / 26.67))
+
+
 def test_a_single_task_has_nothing_to_transfer():
     matrix = ScoreMatrix(("a",), (0,), [[70]], before=(1,))
     assert (last_average(matrix), mean_average(matrix)) == (70, 70)
