@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -119,3 +120,21 @@ def test_pre_commit_runs_the_ruff_that_is_installed():
             check=True,
         ).stdout
         assert all(word in help_text for word in words[2:])
+
+
+def list_plain_strings(path: Path) -> list[str]:
+    """Return the strings of a file that are not f-strings, and the plain parts of those that are."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+    return [node.value for node in nodes if isinstance(node.value, str)]
+
+
+def test_no_sentence_shows_braces_where_a_value_belongs():
+    field = re.compile(r"\{self\.|\{[a-z_.]+![rs]\}")
+    lacking = []
+    for folder in ("mcit", "tasks", "scripts"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            lacking += [
+                (path.name, text) for text in list_plain_strings(path) if field.search(text)
+            ]
+    assert lacking == []

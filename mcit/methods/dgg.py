@@ -72,7 +72,7 @@ class Dgg(Method):
     def describe(self) -> str:
         return (
             "pull to the last task's weights, clipped to the norm of the task's gradient (DGG), "
-            "at each step with probability {self.alpha:g}"
+            f"at each step with probability {self.alpha:g}"
         )
 
     def bytes_held(self) -> int:

@@ -46,7 +46,7 @@ class Ssre(PrototypeMethod):
         if not problems and not model.from_scratch:
             problems.append(
                 "method 'ssre' puts branches beside the 3x3 convolutions of a network trained "
-                "from scratch, found model.name {model.name!r}; use resnet18"
+                f"from scratch, found model.name {model.name!r}; use resnet18"
             )
         return problems
 
