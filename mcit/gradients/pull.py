@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from mcit.parallel.sharded import is_sharded, to_local
 
 # elements handled at once on a CPU: what lies between two operations stays in the cache
-CHUNK = 1 << 17
+CHUNK = 1 << 18
 # up to so many elements a tensor is small
 SMALL = 1 << 16
 

@@ -46,7 +46,10 @@ def load_generative(name: str, config: ModelConfig) -> GenerativeLearner:
     loader = find_loader(name, found)
     reads_images = loader is AutoModelForImageTextToText
     inputs = GenerativeInputs.from_pretrained(name, found, reads_images, config.images)
-    model = load_weights(loader, name, found, dtype=DTYPES[config.dtype])
+    options: dict[str, Any] = {"dtype": DTYPES[config.dtype]}
+    if config.attention is not None:
+        options["attn_implementation"] = config.attention
+    model = load_weights(loader, name, found, **options)
     backbone = GenerativeBackbone(model, reads_images)
     backbone.choose_trained(config.trained, config.lora.rank > 0)
     if config.gradient_checkpointing:

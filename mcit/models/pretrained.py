@@ -66,7 +66,7 @@ def load_weights(
                 output_loading_info=True,
                 **{"dtype": torch.float32, **options},
             )
-    except (OSError, RuntimeError, ValueError, SafetensorError) as error:
+    except (ImportError, OSError, RuntimeError, ValueError, SafetensorError) as error:
         raise DataError(
             f"{name}: the weights cannot be loaded ({first_line(error)}); {FILES}"
         ) from error
