@@ -114,8 +114,8 @@ class LoadedRun:
     def predict(self, task: str, *, images: Sequence[Any], texts: Sequence[Any] = ()) -> list[Any]:
         """Return the answers of a task about images, with texts if the task has them.
 
-        images: Pillow images, one per example, or tuples of them for tasks about several. texts:
-        a question or statement per example, or a tuple of a question and its choices.
+        images: Pillow images, one per example, or tuples of them for tasks about several.
+        texts: a question or statement per example, or a tuple of a question and its choices.
         """
         found = self.find_task(task)
         self.session.method.before_scoring(self.stage, found)

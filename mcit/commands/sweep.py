@@ -83,7 +83,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=some_text,
         default="runs/sweep",
         metavar="DIR",
-        help="folder of all runs (default: %(default)s)",
+        help="folder of all runs (default: runs/sweep)",
     )
     choosing = parser.add_argument_group("choosing strengths")
     choosing.add_argument(
