@@ -227,6 +227,26 @@ def test_the_axis_of_the_sequence_has_its_places_and_no_others(classes):
         assert list(axes.get_xticks()) == [4, 8, 12, 16]
 
 
+@pytest.mark.parametrize("style", STYLES.values(), ids=STYLES)
+def test_panels_have_the_same_axis_of_the_sequence(style):
+    groups = make_groups("ewc", "mas", matrices=[GOOD], **CLASS_INCREMENTAL)
+    seen, learned = draw(groups, style)["curves"].figure.axes
+    assert seen.get_xlim() == learned.get_xlim()
+
+
+def test_a_panel_above_an_empty_place_has_the_numbers_of_its_axis():
+    rows = [row[:] for row in GOOD[:3]]
+    groups = make_groups("ewc", matrices=[rows], tasks="abc", chance=(0, 0, 0))
+    figure = draw(groups, PAPER)["curves"].figure
+    figure.draw_without_rendering()
+    numbered = [
+        [label.get_text() for label in axes.get_xticklabels() if label.get_visible()]
+        for axes in figure.axes
+    ]
+    assert numbered == [[], ["1", "2", "3"], ["1", "2", "3"]]
+    assert [axes.get_xlabel() for axes in figure.axes] == ["", "after task", "after task"]
+
+
 def test_bounds_stay_when_many_groups_are_left_out_and_the_caption_says_so():
     runs = [*sweep("ewc", {strength: [GOOD] for strength in range(1, 14)})]
     runs.append(make_run("finetune", BAD))

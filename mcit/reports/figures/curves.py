@@ -161,13 +161,20 @@ def _draw_panels(curves: Curves, groups: Groups, style: Style) -> Drawing | None
     figure, grid = _make_panels(style.width, curves.across, len(curves.panels), curves.height)
     colors = shade(shown)
     letters = int(style.width / curves.across / measure_letter(TITLE)) - 4
-    for axes, panel in zip(grid, curves.panels, strict=True):
-        _draw_panel(axes, panel, places, shown, colors)
+    # equal scores stand side by side; panels have one axis, also where only some need the room
+    dodge = 0.0
+    if not all(panel.line for panel in curves.panels):
+        dodge = DODGE * min(later - earlier for earlier, later in pairwise(places))
+    for number, (axes, panel) in enumerate(zip(grid, curves.panels, strict=True)):
+        _draw_panel(axes, panel, places, dodge, shown, colors)
         axes.set_title(wrap_label(panel.title, letters))
         axes.set_ylabel("score (%)")
-        axes.set_xlabel(xlabel)
         axes.grid(axis="y")
         axes.label_outer()
+        # the last row may have fewer panels than the one above
+        if number + curves.across >= len(curves.panels):
+            axes.set_xlabel(xlabel)
+            axes.xaxis.set_tick_params(labelbottom=True)
     looks = zip(shown, colors, strict=True)
     handles = [make_handle(style.label(group), style_of(group), color) for group, color in looks]
     add_legend(figure, handles)
@@ -176,17 +183,18 @@ def _draw_panels(curves: Curves, groups: Groups, style: Style) -> Drawing | None
 
 
 def _draw_panel(
-    axes: Axes, panel: Panel, places: Sequence[int], shown: Groups, colors: Sequence[str]
+    axes: Axes,
+    panel: Panel,
+    places: Sequence[int],
+    dodge: float,
+    shown: Groups,
+    colors: Sequence[str],
 ) -> None:
     margin = 0.05 * (places[-1] - places[0])
-    dodge = 0.0
-    if not panel.line:
-        # equal scores stand side by side
-        dodge = DODGE * min(later - earlier for earlier, later in pairwise(places))
     for number, (group, color) in enumerate(zip(shown, colors, strict=True)):
         columns = zip(*(panel.read(run) for run in group.runs), strict=True)
         cells = [summarize(values) for values in columns]
-        shift = dodge * ((number + 0.5) / len(shown) - 0.5)
+        shift = 0.0 if panel.line else dodge * ((number + 0.5) / len(shown) - 0.5)
         at = [place + shift for place in places[panel.first : group.learned]]
         _draw_line(axes, group, at, cells, color, line=panel.line)
     axes.set_xlim(places[0] - margin - dodge / 2, places[-1] + margin + dodge / 2)
