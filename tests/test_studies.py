@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from report_runs import make_run
 
 from mcit.cli import main
 from mcit.errors import ConfigError, DataError
+from mcit.metrics import FORM
+from mcit.reports.runs import TEXT
 from mcit.studies.analysis import Interval, choose_strengths, lead, pair
 from mcit.studies.plan import Point, StudyPlan, read_plan
 from mcit.studies.records import (
@@ -265,6 +268,25 @@ def test_a_run_becomes_a_record(plan):
     assert scores == Scores(((80.0,), (60.0, 90.0)), (80.0, 75.0), (60.0,))
     assert (scores.last, scores.learned, scores.kept) == (75.0, 85.0, 60.0)
     assert record.seconds == 70.0
+
+
+def test_a_record_of_answers_in_words_has_the_shares_in_the_asked_form(plan):
+    form = [[100.0], [25.0, 100.0]]
+    run = make_run("ewc", [[80.0], [60.0, 90.0]], views={FORM: form}, track=TEXT)
+    point = Point("ewc", 1, strength=10.0)
+    record = make_record(run, point, plan)
+    scores = record.scores["head"]
+    assert (scores.form, scores.form_kept) == (((100.0,), (25.0, 100.0)), 25.0)
+    write_records(plan.raw, {point: record})
+    assert read_records(plan.raw, plan) == {point: record}
+
+
+def test_the_table_of_answers_in_words_has_a_column_for_form(plan):
+    record = make(plan, Point("finetune", 1), 80, 40)
+    worded = replace(record.scores["head"], form=((100.0,), (50.0, 100.0)))
+    table = tabulate_best(Study.of(plan, {record.point: replace(record, scores={"head": worded})}))
+    assert [column.head for column in table.columns][-1] == "form kept"
+    assert table.texts(table.rows[0])[-1] == "50.00"
 
 
 @pytest.mark.parametrize(

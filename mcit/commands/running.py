@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from shutil import which
@@ -256,8 +256,15 @@ def read_slurm_parameters(texts: Sequence[str]) -> dict[str, str | int]:
     return found
 
 
-def make_runs(jobs: Sequence[Job], arguments: argparse.Namespace) -> list[Failure]:
-    """Make the runs that are not complete yet, and return those that failed."""
+def make_runs(
+    jobs: Sequence[Job],
+    arguments: argparse.Namespace,
+    on_done: Callable[[Job], None] | None = None,
+) -> list[Failure]:
+    """Make the runs that are not complete yet, and return those that failed.
+
+    on_done: is told of every run that is complete, as soon as it is.
+    """
     from mcit.sweeps.running import run_jobs
 
     missing = find_missing(jobs)
@@ -268,7 +275,8 @@ def make_runs(jobs: Sequence[Job], arguments: argparse.Namespace) -> list[Failur
     extra = ["--set", "checkpoint.importance=false"]
     if arguments.stage_cache:
         extra += ["--stage-cache", arguments.stage_cache]
-    return run_jobs(missing, build_executor(arguments, missing[0].folder.parent, extra))
+    executor = build_executor(arguments, missing[0].folder.parent, extra)
+    return run_jobs(missing, executor, on_done=on_done)
 
 
 def find_missing(jobs: Sequence[Job]) -> list[Job]:

@@ -124,7 +124,7 @@ def make_all(
     output: Path,
     arguments: argparse.Namespace,
 ) -> list[Failure]:
-    """Make the missing runs of all parts, and record them after every entry; return failures."""
+    """Make the missing runs of all parts, and record each once it is done; return failures."""
     from mcit.studies.tables import Study
 
     failed = make_points(plan, plan.list_development(), records, raw, output, arguments)
@@ -140,18 +140,21 @@ def make_points(
     output: Path,
     arguments: argparse.Namespace,
 ) -> list[Failure]:
-    """Make the runs of points that have no record, entry by entry; return those that failed."""
-    failed: list[Failure] = []
-    for entry in plan.entries:
-        missing = [point for point in points if point.entry == entry and point not in records]
-        jobs = {point: plan_job(plan, point, output, arguments.data_root) for point in missing}
-        try:
-            if jobs:
-                failed += make_runs(list(jobs.values()), arguments)
-        finally:
-            # also of what was made before Ctrl-C
-            record_done(plan, jobs, records, raw)
-    return failed
+    """Make the runs of points that have no record, and record them; return those that failed."""
+    missing = [point for point in points if point not in records]
+    if not missing:
+        return []
+    make_folder(raw.parent, "--raw")
+    places = {plan_job(plan, point, output, arguments.data_root): point for point in missing}
+
+    def record(job: Job) -> None:
+        record_run(plan, places[job], job, records, raw)
+
+    unfinished = set(find_missing(list(places)))
+    for job in places:
+        if job not in unfinished:
+            record(job)
+    return make_runs(list(places), arguments, record)
 
 
 def plan_job(plan: StudyPlan, point: Point, output: Path, data_root: str | None) -> Job:
@@ -163,20 +166,15 @@ def plan_job(plan: StudyPlan, point: Point, output: Path, data_root: str | None)
     return make_job(output / point.name, options, point.strength)
 
 
-def record_done(
-    plan: StudyPlan, jobs: dict[Point, Job], records: dict[Point, Record], raw: Path
+def record_run(
+    plan: StudyPlan, point: Point, job: Job, records: dict[Point, Record], raw: Path
 ) -> None:
-    """Add the runs that are complete to the records and to their file."""
+    """Add a run that is complete to the records and to their file."""
     from mcit.reports.runs import read_run
     from mcit.studies.records import make_record, write_records
 
-    unfinished = {job.folder for job in find_missing(list(jobs.values()))}
-    new = {point: job for point, job in jobs.items() if job.folder not in unfinished}
-    for point, job in new.items():
-        records[point] = make_record(read_run(job.folder), point, plan)
-    if new:
-        make_folder(raw.parent, "--raw")
-        write_records(raw, records)
+    records[point] = make_record(read_run(job.folder), point, plan)
+    write_records(raw, records)
 
 
 def write_study(

@@ -384,7 +384,7 @@ def describe_run(run: Run) -> list[Note]:
     """Return a run in a few lines: averages, method and estimator, stiffness, cost."""
     lines = [describe_averages(run)]
     if run.loss is not None:
-        lines.append(describe_loss(run.loss))
+        lines.append(describe_loss(run, run.loss))
     transfer = run.metrics.get("knowledge_transfer")
     if transfer is not None:
         parts = []
@@ -426,12 +426,21 @@ def describe_averages(run: Run) -> str:
     return ", ".join(parts)
 
 
-def describe_loss(loss: metrics.SplitLoss) -> str:
-    """Return `earlier tasks lost 40.00 points: 12.00 of content, 28.00 of form alone`."""
-    return (
+def describe_loss(run: Run, loss: metrics.SplitLoss) -> str:
+    """Return `earlier tasks lost 40.00 points: 12.00 of content, 28.00 of form alone; ...`.
+
+    An answer that has lost its form has mostly lost what content was read from, so that the shares
+    of answers in the asked form follow.
+    """
+    lost = (
         f"earlier tasks lost {loss.total:.2f} points: {loss.content:.2f} of content, "
         f"{loss.form:.2f} of form alone"
     )
+    learned = read_form_learned(run)
+    left = read_form_left(run)
+    if learned is None or left is None:
+        return lost
+    return f"{lost}; answers in the asked form: {learned:.2f} % when learned, {left:.2f} % now"
 
 
 def read_form_learned(run: Run) -> float | None:

@@ -12,7 +12,7 @@ from typing import Any
 from mcit.config.parse import parse, to_dict
 from mcit.errors import ConfigError, DataError
 from mcit.files import write_text
-from mcit.metrics import ScoreMatrix, average_old, average_seen
+from mcit.metrics import FORM, ScoreMatrix, average_old, average_seen
 from mcit.reports.runs import Run
 from mcit.studies.plan import Point, StudyPlan
 
@@ -31,6 +31,8 @@ class Scores:
     seen: tuple[float, ...]
     # over all earlier tasks, after each task but the first
     old: tuple[float, ...]
+    # of answers in words: the shares in the asked form, as in `rows`
+    form: tuple[tuple[float, ...], ...] = ()
 
     def __post_init__(self) -> None:
         lengths = [len(row) for row in self.rows]
@@ -44,6 +46,8 @@ class Scores:
                     f"{len(self.seen)} and {len(self.old)}"
                 ]
             )
+        if self.form and [len(row) for row in self.form] != lengths:
+            raise ConfigError(["'form' must have as many numbers in every row as 'rows'"])
 
     @property
     def last(self) -> float:
@@ -59,6 +63,13 @@ class Scores:
     def kept(self) -> float:
         """The score over all tasks but the last, at the end."""
         return self.old[-1]
+
+    @property
+    def form_kept(self) -> float | None:
+        """The share of answers in the asked form over all tasks but the last, at the end."""
+        if not self.form:
+            return None
+        return math.fsum(self.form[-1][:-1]) / (len(self.form) - 1)
 
 
 @dataclass(frozen=True)
@@ -85,9 +96,9 @@ class Record:
 def make_record(run: Run, point: Point, plan: StudyPlan) -> Record:
     """Return the record of a complete run."""
     first = run.scores.classifier or "head"
-    scores = {first: _make_scores(run.matrix)}
+    scores = {first: _make_scores(run)}
     for other in run.others:
-        scores[str(other.classifier)] = _make_scores(other.matrix)
+        scores[str(other.classifier)] = _make_scores(other)
     cost = run.cost
     parts = [cost.get(f"{part}_seconds") for part in ("fit", "end_task", "score")]
     known = [part for part in parts if part is not None]
@@ -152,13 +163,20 @@ def find_disagreements(
     return agree, differ
 
 
-def _make_scores(matrix: ScoreMatrix) -> Scores:
+def _make_scores(run: Run) -> Scores:
+    matrix = run.matrix
     old = [value for value in average_old(matrix)[1:] if value is not None]
+    form = run.views.get(FORM)
     return Scores(
-        rows=tuple(_round(row) for row in matrix.rows),
+        rows=_round_rows(matrix),
         seen=_round(average_seen(matrix)),
         old=_round(old),
+        form=() if form is None else _round_rows(form),
     )
+
+
+def _round_rows(matrix: ScoreMatrix) -> tuple[tuple[float, ...], ...]:
+    return tuple(_round(row) for row in matrix.rows)
 
 
 def _round(values: Iterable[float]) -> tuple[float, ...]:
@@ -167,6 +185,9 @@ def _round(values: Iterable[float]) -> tuple[float, ...]:
 
 def _write_line(record: Record) -> str:
     data = {key: value for key, value in to_dict(record).items() if value is not None}
+    for scores in data["scores"].values():
+        if not scores["form"]:
+            del scores["form"]
     return json.dumps(data, ensure_ascii=False, separators=(",", ":"))
 
 

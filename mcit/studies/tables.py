@@ -39,6 +39,10 @@ KEPT = Note(
     "Kept is the score over all tasks but the last, at the end; A_new the mean score on tasks just "
     "after they were learned. ± is the standard deviation over n seeds."
 )
+FORM_KEPT = Note(
+    "Form kept is the share of answers in the form that was asked for, right or wrong, on all "
+    "tasks but the last, at the end."
+)
 
 
 @dataclass(frozen=True)
@@ -126,17 +130,26 @@ def make_tables(study: Study) -> list[Table]:
 def tabulate_best(study: Study) -> Table:
     """Return each entry at its own best strength, the highest A_last first."""
     rows = []
+    worded = False
     for name in study.names:
         scores = list(study.find_best(*name).values())
         if scores:
             strength = study.chosen.get(name[0])
             shown = None if strength is None else Cell(strength)
             cells: list[Content] = [shown, Cell(len(scores)), *_summarize(scores)]
+            form = [each.form_kept for each in scores if each.form_kept is not None]
+            if form:
+                worded = True
+                cells.append(_mean(form))
             rows.append((statistics.fmean(each.last for each in scores), study.label(name), cells))
     rows.sort(key=lambda row: -row[0])
     columns = [Column("method"), Column("strength", SIGNIFICANT), Column("n", COUNT)]
     columns += [Column(measure) for measure in ("A_last", "A_new", "kept")]
-    notes = [KEPT, Note(f"Strength: {RULE}.")]
+    notes = [KEPT]
+    if worded:
+        columns.append(Column("form kept"))
+        notes.append(FORM_KEPT)
+    notes.append(Note(f"Strength: {RULE}."))
     notes += [Note(f"{entry}: {_describe(choice)}.") for entry, choice in study.choices.items()]
     return Table(
         kind=TableKind.COMPARISON,
@@ -236,15 +249,17 @@ def _make_pair(label: str, interval: Interval) -> Row:
 
 def _summarize(scores: Sequence[Scores]) -> list[Cell]:
     """Return A_last, A_new and what is kept, over seeds."""
-    cells = []
-    for values in (
-        [each.last for each in scores],
-        [each.learned for each in scores],
-        [each.kept for each in scores],
-    ):
-        spread = statistics.stdev(values) if len(values) > 1 else None
-        cells.append(Cell(statistics.fmean(values), spread))
-    return cells
+    return [
+        _mean([each.last for each in scores]),
+        _mean([each.learned for each in scores]),
+        _mean([each.kept for each in scores]),
+    ]
+
+
+def _mean(values: Sequence[float]) -> Cell:
+    """Return the mean and the standard deviation over seeds."""
+    spread = statistics.stdev(values) if len(values) > 1 else None
+    return Cell(statistics.fmean(values), spread)
 
 
 def _describe(choice: Choice) -> str:

@@ -43,11 +43,15 @@ class Failure:
 
 
 def run_jobs(
-    jobs: Sequence[Job], executor: Executor, say: Callable[[str], None] | None = None
+    jobs: Sequence[Job],
+    executor: Executor,
+    say: Callable[[str], None] | None = None,
+    on_done: Callable[[Job], None] | None = None,
 ) -> list[Failure]:
     """Make the runs, and return those that failed; one that fails does not stop the others.
 
-    say: receives a line on every run that ends. Ctrl-C, or a signal that ends this process, stops
+    say: receives a line on every run that ends. on_done: is told of every run that is complete, as
+    soon as it is. Ctrl-C, or a signal that ends this process, stops
     all runs before it is passed on as KeyboardInterrupt.
     """
     console = Console(stderr=True, highlight=False)
@@ -63,6 +67,8 @@ def run_jobs(
                 failure = find_failure(job, ending)
                 if failure is None:
                     say(describe_success(job, ending))
+                    if on_done is not None:
+                        on_done(job)
                 else:
                     failures.append(failure)
                     say(failure.describe())
