@@ -437,6 +437,7 @@ def test_a_malformed_file_is_refused_by_name(tmp_path, text, words):
     assert str(path) in problem
     assert words in problem
     assert "\n" not in problem
+    assert "<unicode string>" not in problem
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "# nothing yet\n", "---\n"])

@@ -82,7 +82,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="another folder in which to look for finished runs",
     )
-    parser.add_argument("--run", action="store_true", help="make the runs that are missing")
+    parser.add_argument("--run", action="store_true", help="start the runs that are missing")
     add_running_options(parser)
     parser.add_argument(
         "--teraflops",

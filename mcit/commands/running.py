@@ -36,15 +36,15 @@ def add_running_options(parser: Any) -> None:
         "--executor",
         choices=tuple(PACKAGES),
         default="local",
-        help="where runs are made: processes of this machine (default), tasks of Ray, or an array "
-        "job of SLURM",
+        help="where runs take place: in processes on this machine (default), as tasks of Ray, or "
+        "as an array job of SLURM",
     )
     parser.add_argument(
         "--jobs",
         type=whole_number,
         metavar="N",
-        help="how many runs at once (default: 1, or one for each of --gpus; on a cluster as many "
-        "as it has room for)",
+        help="how many runs take place at once (default: 1, or one for each of --gpus; on a "
+        "cluster as many as it has room for)",
     )
     parser.add_argument(
         "--threads",
@@ -69,20 +69,20 @@ def add_running_options(parser: Any) -> None:
         "--gpus-per-run",
         type=number,
         metavar="N",
-        help="GPUs that each run asks a cluster for: 0 (default), 1, or a part of one (Ray)",
+        help="GPUs that each run asks a cluster for: 0 (default), 1, or a fraction of one (Ray)",
     )
     parser.add_argument(
         "--retries",
         type=whole_number,
         metavar="N",
-        help="how often a run is resumed after its node died or its time was up (default: "
-        f"{RETRIES})",
+        help="how often a run is resumed after its node died or its time limit was reached "
+        f"(default: {RETRIES})",
     )
     parser.add_argument(
         "--address",
         type=some_text,
-        help="of a running Ray cluster, such as auto or 10.0.0.1:6379 (default: RAY_ADDRESS, or "
-        "Ray is started on this machine)",
+        help="address of a running Ray cluster, such as auto or 10.0.0.1:6379 (default: "
+        "RAY_ADDRESS, or Ray is started on this machine)",
     )
     parser.add_argument(
         "--slurm",
@@ -90,8 +90,8 @@ def add_running_options(parser: Any) -> None:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="of sbatch, by submitit's names: time=MINUTES, partition=NAME, mem=32GB, ...; a "
-        "run that reaches the time is requeued and resumed",
+        help="option of sbatch, by submitit's name: time=MINUTES, partition=NAME, mem=32GB, ...; "
+        "a run that reaches its time limit is requeued and resumed",
     )
     parser.add_argument(
         "--stage-cache",

@@ -31,7 +31,7 @@ HELP = "compare methods at their best strengths and at equal stiffness, by a pla
 EPILOG = """
   mcit study study-shapes                     tables and figure, from the recorded raw scores
   mcit study study-shapes --dry-run           number of runs and cost
-  mcit study study-shapes --run --jobs 2      make what is missing, and record it
+  mcit study study-shapes --run --jobs 2      run what is missing, and record it
 
 A plan is a YAML file; its raw scores stand beside it, one line of JSON per run. Strengths are
 chosen on the development seeds and reported on others. The same command continues a study.
@@ -56,9 +56,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="file of raw scores (default: the plan's name, ending in .jsonl)",
     )
     parser.add_argument("--data-root", type=some_text, metavar="DIR", help="as in `mcit run`")
-    parser.add_argument("--run", action="store_true", help="make the runs that are missing")
+    parser.add_argument("--run", action="store_true", help="start the runs that are missing")
     parser.add_argument(
-        "--dry-run", action="store_true", help="print number of runs and cost, and stop"
+        "--dry-run", action="store_true", help="print the number of runs and their cost, and stop"
     )
     add_running_options(parser)
 

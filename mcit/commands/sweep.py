@@ -73,7 +73,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tracker",
         type=some_text,
-        help="as in `mcit run`; the runs are one group, called like --output",
+        help="as in `mcit run`; the runs form a group, named after --output",
     )
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="as in `mcit run`"

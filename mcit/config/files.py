@@ -269,7 +269,8 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         near = suggest(path.name, siblings)
         raise ConfigError([f"no configuration file {str(path)!r}{near}"]) from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        reason = " ".join(str(error).split())
+        # what PyYAML calls a text without a file
+        reason = " ".join(str(error).split()).replace('in "<unicode string>", ', "in ")
         raise ConfigError([f"{path} is not valid YAML: {reason}"]) from None
     except OSError as error:
         raise ConfigError(

@@ -185,7 +185,8 @@ class _Reader:
         except ConfigError as error:
             # a dataclass may check itself in __post_init__
             for problem in error.problems:
-                self._report(f"{where}: {problem}" if where else problem)
+                named = not where or problem.startswith(f"{where}.")
+                self._report(problem if named else f"{where}: {problem}")
             return None
 
     def _read_selection(self, value: Any, where: str) -> Selection | None:

@@ -187,7 +187,7 @@ def find_folder(
 ) -> Path:
     """Return `root` or the first of its sub-folders that `fits`, or raise a MissingData."""
     if root is None:
-        raise DataError(f"no data root given: {needed}")
+        raise DataError(f"no data root given: {needed}; pass --data-root DIR, which holds it")
     candidates = [root, *(root / name for name in names)]
     for folder in candidates:
         if folder.is_dir() and fits(folder):
