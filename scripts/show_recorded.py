@@ -8,8 +8,11 @@ A page says what it shows by a pair of comments, and what stands between them is
     <!-- recorded: TABLE SETTING METHOD SEED -->                    one run, as `mcit run` prints it
     <!-- recorded: TABLE SETTING METHOD SEED short -->              its scores, without the frame
     <!-- end of recorded -->
+    <!-- study: PLAN NAME -->               a table of a study: best, best-pairs, levels or leads
+    <!-- end of study -->
 
-Scores are recorded by `mcit reproduce TABLE --run --record`.
+Scores are recorded by `mcit reproduce TABLE --run --record`, those of a study by `mcit study PLAN
+--run`.
 """
 
 from __future__ import annotations
@@ -29,14 +32,21 @@ from mcit.reports.formats import format_markdown_table, print_tables
 from mcit.reports.tables import tabulate_group
 from mcit.reproduce.expected import read_expected
 from mcit.reproduce.recorded import compare_recorded, read_groups
+from mcit.studies.figure import write_figure
+from mcit.studies.plan import read_plan
+from mcit.studies.records import read_records
+from mcit.studies.tables import Study, make_tables
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ("README.md", "docs/first-run.md", "docs/results.md")
 BLOCK = re.compile(r"(<!-- recorded: (.+?) -->\n).*?(<!-- end of recorded -->)", re.DOTALL)
+STUDY_BLOCK = re.compile(r"(<!-- study: (.+?) -->\n).*?(<!-- end of study -->)", re.DOTALL)
 # how a printed line of scores begins
 SCORES = "┃│A"
 # which figure of which results, by the name of its file
 FIGURES = {"embedded-average": ("embedded", "vision-language", "average")}
+# studies whose curves are drawn, by the name of the file
+STUDY_FIGURES = {"study-text": "study-text"}
 
 
 def main() -> None:
@@ -48,11 +58,18 @@ def main() -> None:
         path = ROOT / "docs" / "figures" / f"{name}.png"
         draw(table, setting, figure, path)
         print(path.relative_to(ROOT))
+    for name, plan in STUDY_FIGURES.items():
+        path = ROOT / "docs" / "figures" / f"{name}.png"
+        draw_study(plan, path)
+        print(path.relative_to(ROOT))
 
 
 def fill(text: str) -> str:
     """Return a page with what its comments ask for between them."""
-    return BLOCK.sub(lambda found: f"{found[1]}\n{show(*found[2].split())}\n{found[3]}", text)
+    text = BLOCK.sub(lambda found: f"{found[1]}\n{show(*found[2].split())}\n{found[3]}", text)
+    return STUDY_BLOCK.sub(
+        lambda found: f"{found[1]}\n{show_study(*found[2].split())}\n{found[3]}", text
+    )
 
 
 def show(table: str, setting: str, method: str = "", seed: str = "", form: str = "") -> str:
@@ -71,6 +88,29 @@ def show(table: str, setting: str, method: str = "", seed: str = "", form: str =
     if form == "short":
         lines = [line for line in lines if line[0] in SCORES and "chance" not in line]
     return "\n".join(["```text", *lines, "```", ""])
+
+
+def show_study(name: str, wanted: str) -> str:
+    """Return a table of a study, with the notes on its columns and not those on every method."""
+    tables = {table.name: table for table in make_tables(read_study(name))}
+    if wanted not in tables:
+        raise ValueError(f"{name} has no table {wanted!r} (tables: {', '.join(tables)})")
+    return format_markdown_table(dataclasses.replace(tables[wanted], notes=[]))
+
+
+def read_study(name: str) -> Study:
+    """Return a study that ships, with its recorded scores."""
+    plan = read_plan(name)
+    return Study.of(plan, read_records(plan.raw, plan))
+
+
+def draw_study(name: str, path: Path) -> None:
+    """Draw the curves of a study."""
+    with tempfile.TemporaryDirectory() as folder:
+        figure = write_figure(read_study(name), Path(folder))
+        if figure is None:
+            raise ValueError(f"no method of {name} has been run at all levels of stiffness")
+        shutil.copyfile(figure.png, path)
 
 
 def draw(table: str, setting: str, figure: str, path: Path) -> None:

@@ -143,11 +143,11 @@ class StudyPlan:
         return points
 
     def list_levels(self) -> list[Point]:
-        """Return the runs at equal stiffness."""
+        """Return the runs at equal stiffness, level by level: a study may be stopped between."""
         return [
             Point(name, seed, stiffness=level)
-            for name in self.list_leveled()
             for level in self.levels
+            for name in self.list_leveled()
             for seed in self.seeds
         ]
 
