@@ -184,6 +184,14 @@ def test_the_cost_counts_every_image_of_every_epoch():
     assert "an estimate, not a measurement" in text
 
 
+@pytest.mark.parametrize("name", list_tables())
+def test_the_cost_of_every_table_is_described(name):
+    """Also of those that were published without operations to count."""
+    cells = cells_of(name)
+    text = describe_cost(read_expected(name), cells, 10)
+    assert text.startswith(f"{sum(len(cell.jobs) for cell in cells)} runs")
+
+
 def test_the_cost_of_the_vision_language_table_counts_passes():
     table = read_expected("climb")
     cell = cells_of("climb")[0]
