@@ -1,8 +1,7 @@
 """Write the pages of docs/ that are made from the program itself.
 
-python scripts/make_docs.py                 cli, configuration, methods, classifiers, tasks,
-                                            and the table on the page fisher
-python scripts/make_docs.py --benchmarks    benchmarks, which takes some minutes
+python scripts/make_docs.py    cli, configuration, methods, classifiers, tasks,
+                               and the table on the page fisher
 """
 
 from __future__ import annotations
@@ -10,10 +9,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import inspect
-import json
-import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
@@ -23,12 +19,10 @@ from typing import Any
 import _checkout  # noqa: F401 - finds mcit in this checkout
 
 from mcit.arguments import Parser
-from mcit.bench import consolidation, efcil, generative, loading, start
 from mcit.cli import COMMANDS
 from mcit.config.options import Kind, OptionInfo, list_options
 from mcit.config.schema import RunConfig
 from mcit.estimator import PEERS
-from mcit.provenance import make_provenance
 from mcit.registry import CLASSIFIER, METHOD, TASK, TRANSPORT, Category, find_class, list_names
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -39,26 +33,13 @@ KINDS = {
     Kind.SPEED: "speed",
     Kind.PLACE: "place",
 }
-# what is measured on how many threads
 PEERS_BEGIN = "<!-- peers: made by scripts/make_docs.py -->"
 PEERS_END = "<!-- end of peers -->"
-BENCHES = {"consolidation": 1, "efcil": 2, "generative": 1, "loading": 1, "start": 1}
-# figures of one batch, with the audit
-FIRST_BATCH = (
-    "importance_first_over_pass",
-    "importance_over_best_rival",
-    "importance_peak_over_training",
-)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--benchmarks", action="store_true", help="measure, and write that page")
-    arguments = parser.parse_args()
-    pages = PAGES
-    if arguments.benchmarks:
-        pages = {"benchmarks": lambda: write_benchmarks(*measure_benchmarks())}
-    for name, make in pages.items():
+    argparse.ArgumentParser(description=__doc__).parse_args()
+    for name, make in PAGES.items():
         (DOCS / f"{name}.md").write_text(make(), encoding="utf-8")
         print(f"docs/{name}.md")
 
@@ -300,258 +281,6 @@ def _show_default(option: OptionInfo) -> str:
 
 def _cell(text: str) -> str:
     return " ".join(text.replace("%%", "%").split()).replace("|", "\\|")
-
-
-# --- benchmarks
-
-
-def measure_benchmarks() -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what `mcit bench` measures, and on what machine; each in a process of its own."""
-    results = {}
-    for name, threads in BENCHES.items():
-        command = [sys.executable, "-m", "mcit", "bench", name, "--json"]
-        environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-        print(f"mcit bench {name}, {threads} threads ...", file=sys.stderr)
-        done = subprocess.run(
-            command, env=environment, stdout=subprocess.PIPE, text=True, check=True
-        )
-        results[name] = json.loads(done.stdout)
-    found = make_provenance()
-    machine = {
-        "processor": found["processor"],
-        "cores": os.cpu_count(),
-        "load": os.getloadavg()[0],
-        "mcit": found["mcit"],
-        "torch": found["packages"]["torch"],
-        "python": found["python"],
-    }
-    return results, machine
-
-
-def write_benchmarks(results: dict[str, Any], machine: dict[str, Any]) -> str:
-    """Return the page of benchmarks, goals that were missed included."""
-    lines = [
-        "# Benchmarks",
-        MADE,
-        "",
-        "What `mcit bench` measured. Each ratio is taken within one run, in turns, against an "
-        "implementation written "
-        "plainly for the purpose, so that a busy machine slows both sides. Ratios still vary "
-        "from run to run. Goals "
-        "that were missed are shown as missed.",
-        "",
-        f"{machine['processor']}, {machine['cores']} cores, no GPU; mcit {machine['mcit']}, "
-        f"torch {machine['torch']}, "
-        f"Python {machine['python']}. Load average at the end: {machine['load']:.1f}"
-        + (
-            ", so that the machine was busy with other work."
-            if machine["load"] > machine["cores"]
-            else "."
-        ),
-        "",
-        "Repeat it with `python scripts/make_docs.py --benchmarks`.",
-        "",
-        *_show_consolidation(results["consolidation"]),
-        "",
-        *_show_efcil(results["efcil"]),
-        "",
-        *_show_loading(results["loading"]),
-    ]
-    if "generative" in results:
-        lines += ["", *_show_generative(results["generative"])]
-    lines += ["", *_show_start(results["start"])]
-    return _join(lines)
-
-
-def _show_consolidation(result: dict[str, Any]) -> Iterator[str]:
-    yield "## Penalty and importance"
-    yield ""
-    yield f"`mcit bench consolidation`, {_threads(result)}."
-    yield ""
-    yield "| measured | ratio | goal | |"
-    yield "|---|--:|---|---|"
-    millions = result["penalty_parameters"] / 1e6
-    milliseconds = 1e3 * result["penalty_seconds"]
-    step = f"penalty step on {millions:.0f}M weights ({milliseconds:.0f} ms)"
-    yield _ratio(f"{step}: autograd loop / mcit", result["penalty_speedup"], "penalty_speedup")
-    yield _ratio(
-        "penalty step: mcit / bare memory traffic",
-        result["penalty_over_floor"],
-        "penalty_over_floor",
-    )
-    kernels = {
-        "penalty_over_kernel": "penalty step: mcit / one fused kernel",
-        "penalty_over_kernel_bf16": "penalty step, importance in bfloat16: mcit / the kernel",
-    }
-    for key, label in kernels.items():
-        if key in result:
-            yield _ratio(label, result[key], key)
-    for name, found in result.get("channels_last", {}).items():
-        label = f"penalty step, {name} channels_last: autograd loop / mcit"
-        yield _ratio(label, found["penalty_speedup"], "penalty_speedup")
-    for key, value in result.get("growth", {}).items():
-        label = f"{consolidation.GROWTH_LABELS[key]}: after {consolidation.TASKS} tasks / after one"
-        yield _ratio(label, value, "growth")
-    for name, value in result["importance_over_pass"].items():
-        label = f"importance, {name}: exact per-example squares / plain forward and backward pass"
-        yield _ratio(label, value, "importance_over_pass")
-    for name, value in result["one_at_a_time_over_ours"].items():
-        yield _ratio(f"importance, {name}: one example at a time / mcit", value, "")
-    for key in FIRST_BATCH:
-        for name, value in result.get(key, {}).items():
-            label = f"importance, {name}: {consolidation.IMPORTANCE_LABELS[key]}"
-            yield _ratio(label, value, key)
-    grows = "grows with" if result["bytes_grow_with_tasks"] else "does not grow with"
-    yield ""
-    yield (
-        f"Importance and anchor take {result['bytes_per_weight']:.0f} bytes per protected "
-        f"weight; this {grows} the number "
-        "of tasks. The importance pass costs little more than a plain pass because autograd "
-        "need not form the weight "
-        "gradients that the layer-wise rules form themselves. On a CPU a loop over single "
-        "examples is nearly as fast for "
-        "a transformer; no GPU was measured."
-    )
-
-
-def _ratio(label: str, value: float, goal: str) -> str:
-    if goal not in consolidation.GOALS:
-        return f"| {label} | {value:.2f} | | |"
-    direction, limit = consolidation.GOALS[goal]
-    met = value >= limit if direction == "at least" else value <= limit
-    return f"| {label} | {value:.2f} | {direction} {limit:g} | {_met(met)} |"
-
-
-def _show_efcil(result: dict[str, Any]) -> Iterator[str]:
-    yield "## Class-incremental training and scoring"
-    yield ""
-    yield (
-        f"`mcit bench efcil`, {_threads(result)}: whole training steps with data and penalty, "
-        "and scoring, against Pillow "
-        "transforms in a DataLoader with two workers, an autograd loop for the penalty and "
-        "PyTorch's default memory layout."
-    )
-    yield ""
-    yield "| images per second | mcit | reference | speedup | goal | |"
-    yield "|---|--:|--:|--:|---|---|"
-    for kind, label in (("train", "training"), ("eval", "scoring")):
-        for width, speedup in result[f"{kind}_speedup"].items():
-            rates = result[f"{kind}_images_per_second"][width]
-            goal = efcil.GOALS[width]
-            yield (
-                f"| {label}, ResNet-18 of width {width} | {rates['ours']:.1f} | "
-                f"{rates['reference']:.1f} | "
-                f"{speedup:.2f} | at least {goal:g} | {_met(speedup >= goal)} |"
-            )
-    yield ""
-    yield (
-        "Where a training step goes, in milliseconds (the reference's penalty has its "
-        "backward pass under *backward*):"
-    )
-    yield ""
-    yield f"| width | side | {' | '.join(efcil.PARTS)} | all |"
-    yield f"|--:|---|{'--:|' * (len(efcil.PARTS) + 1)}"
-    for width, sides in result["milliseconds_per_step"].items():
-        for side, parts in sides.items():
-            cells = [f"{parts[part]:.1f}" for part in efcil.PARTS]
-            name = "mcit" if side == "ours" else side
-            yield f"| {width} | {name} | {' | '.join(cells)} | {sum(parts.values()):.1f} |"
-
-
-def _show_generative(result: dict[str, Any]) -> Iterator[str]:
-    yield "## Vision-language models with LoRA"
-    yield ""
-    yield (
-        f"`mcit bench generative`, {_threads(result)}: a LLaVA of about a million weights, LoRA of "
-        "rank 8 on all of its linear layers."
-    )
-    yield ""
-    yield "| measured | ratio | goal | |"
-    yield "|---|--:|---|---|"
-    for label, value, goal in generative.list_figures(result):
-        if goal is None:
-            yield f"| {label} | {value:.2f} | | |"
-            continue
-        direction, limit = goal
-        verdict = _met(generative.is_met(value, goal))
-        yield f"| {label} | {value:.2f} | {direction} {limit:g} | {verdict} |"
-
-
-def _show_loading(result: dict[str, Any]) -> Iterator[str]:
-    width, height = result["image_size"]
-    yield "## Loading images"
-    yield ""
-    yield (
-        f"`mcit bench loading`, {_threads(result)}: {result['images']} generated images of "
-        f"{width}x{height}, one in {loading.UPRIGHT} upright, with as much detail as photographs, "
-        f"read by {result['workers']} workers in batches of {result['batch_size']} as ViLT-B/32 "
-        "takes them. Rates are images per second of the processor, workers included, but "
-        "not their start. All ways end in the same input, pixel values within one unit in the last "
-        "place of 1."
-    )
-    yield ""
-    yield "| way | images/s | times the first |"
-    yield "|---|--:|--:|"
-    rates = result["images_per_second"]
-    for name, label in loading.LABELS.items():
-        times = rates[name] / rates[loading.PROCESSOR]
-        yield f"| {label} | {rates[name]:.0f} | {times:.1f} |"
-    yield ""
-    yield "| measured | | goal | |"
-    yield "|---|--:|---|---|"
-    for label, value, goal in loading.list_figures(result):
-        if goal is None:
-            yield f"| {label} | {value:.2f} | | |"
-            continue
-        direction, limit = goal
-        verdict = _met(loading.is_met(value, goal))
-        yield f"| {label} | {value:.2f} | {direction} {limit:g} | {verdict} |"
-    yield ""
-    yield (
-        f"An image takes {result['source_kilobytes']:.0f} kB as a JPEG file and "
-        f"{result['cache_kilobytes']:.0f} kB in the cache; one process prepares "
-        f"{result['prepared_per_second']:.0f} images a second. Ways to keep a resized image "
-        "losslessly:"
-    )
-    yield ""
-    yield "| packing | kB an image | ms to write | ms to read |"
-    yield "|---|--:|--:|--:|"
-    for name, found in result["packings"].items():
-        yield (
-            f"| {name} | {found['kilobytes']:.0f} | {found['write_ms']:.1f} | "
-            f"{found['read_ms']:.1f} |"
-        )
-
-
-def _show_start(result: dict[str, Any]) -> Iterator[str]:
-    yield "## Starting"
-    yield ""
-    yield (
-        f"`mcit bench start`, {_threads(result)}: seconds of the processor until a command has "
-        "answered, or until a run on the embedded benchmark, whose data are there, has taken its "
-        "first step; the best of "
-        f"{result['rounds']}."
-    )
-    yield ""
-    yield f"| until | / `{start.TORCH}` | seconds | goal in seconds | |"
-    yield "|---|--:|--:|---|---|"
-    for name, seconds in result["seconds"].items():
-        if name == start.TORCH:
-            yield f'| `python -c "{name}"` | | {seconds:.2f} | | |'
-            continue
-        ratio = result["over_import_torch"][name]
-        direction, limit = start.GOALS[name]
-        verdict = _met(start.is_met(seconds, start.GOALS[name]))
-        yield f"| {name} | {ratio:.2f} | {seconds:.2f} | {direction} {limit:g} | {verdict} |"
-
-
-def _threads(result: dict[str, Any]) -> str:
-    count = result["threads"]
-    return "1 thread" if count == 1 else f"{count} threads"
-
-
-def _met(met: bool) -> str:
-    return "met" if met else "**missed**"
 
 
 def _join(lines: Sequence[str]) -> str:

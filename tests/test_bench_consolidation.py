@@ -66,14 +66,14 @@ def test_the_json_form_is_json_and_nothing_else(result, capsys, monkeypatch):
 @pytest.mark.slow
 def test_the_table_tells_goals_met_from_goals_missed(result, capsys):
     good = {
-        "penalty_speedup": 9.0,
+        "penalty_speedup": 10.5,
         "penalty_over_floor": 1.5,
         "penalty_over_kernel": 1.6,
         "penalty_over_kernel_bf16": 1.2,
         "growth": {"step": 1.0, "consolidation": 1.1, "bytes_held": 1.0, "bytes_saved": 1.0},
         "channels_last": {"resnet18 w16": {"penalty_speedup": 8.5, "penalty_over_kernel": 3.0}},
         "importance_over_pass": {"vilt": 1.5, "resnet18": 1.9},
-        "importance_first_over_pass": {"vilt": 1.9},
+        "importance_first_over_pass": {"vilt": 1.4},
         "importance_over_best_rival": {"vilt": 0.8},
         "importance_peak_over_training": {"vilt": 0.9},
     }
@@ -81,7 +81,8 @@ def test_the_table_tells_goals_met_from_goals_missed(result, capsys):
     printed = capsys.readouterr().out
     assert "Goals missed" not in printed
     assert printed.count("yes") == 14
-    consolidation.print_result({**result, **good, "penalty_speedup": 7.9})
+    # enough for a channels_last network
+    consolidation.print_result({**result, **good, "penalty_speedup": 8.5})
     printed = capsys.readouterr().out
     assert "Goals missed on this run: penalty step" in printed
     assert printed.count("NO") == 1

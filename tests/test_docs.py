@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import doctest
 import importlib
 import importlib.util
+import math
 import os
 import re
 import subprocess
@@ -27,6 +29,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from transformers import BertConfig, BertForSequenceClassification, TrainingArguments
 
 import mcit
+from mcit.bench import classifiers, consolidation, efcil, start
+from mcit.commands.bench import BENCHES
 from mcit.errors import ConfigError
 from mcit.registry import find_method, own_folders
 
@@ -316,7 +320,10 @@ def load_script(name: str) -> ModuleType:
     path = ROOT / "scripts" / f"{name}.py"
     spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
+    # where its dataclasses look for the module that they are in
+    sys.modules[name] = module
     spec.loader.exec_module(module)
+    del sys.modules[name]
     del sys.modules["_checkout"]
     if before is not None:
         sys.modules["_checkout"] = before
@@ -331,6 +338,11 @@ def make_docs() -> ModuleType:
 @pytest.fixture(scope="module")
 def show_recorded() -> ModuleType:
     return load_script("show_recorded")
+
+
+@pytest.fixture(scope="module")
+def show_benchmarks() -> ModuleType:
+    return load_script("show_benchmarks")
 
 
 def test_recorded_results_stand_on_the_pages_as_they_were_recorded(show_recorded):
@@ -348,88 +360,150 @@ def test_a_reference_page_is_what_the_program_says(name, make_docs):
     assert page == make_docs.PAGES[name](), "run python scripts/make_docs.py"
 
 
-def test_the_benchmarks_page_has_the_shape_of_what_is_measured(make_docs):
-    both = {"ours": 1.0, "reference": 1.0}
-    parts = dict.fromkeys(make_docs.efcil.PARTS, 1.0)
-    results = {
-        "consolidation": {
-            "threads": 1,
-            "penalty_parameters": 1,
-            "penalty_seconds": 1.0,
-            "penalty_speedup": 1.0,
-            "penalty_over_floor": 1.0,
-            "importance_over_pass": {"vilt": 1.0, "resnet18": 1.0},
-            "one_at_a_time_over_ours": {"vilt": 1.0, "resnet18": 1.0},
-            "bytes_per_weight": 8.0,
-            "bytes_grow_with_tasks": False,
-        },
-        "efcil": {
-            "threads": 2,
-            "train_speedup": {"16": 1.0, "64": 1.0},
-            "eval_speedup": {"16": 1.0, "64": 1.0},
-            "train_images_per_second": {"16": both, "64": both},
-            "eval_images_per_second": {"16": both, "64": both},
-            "milliseconds_per_step": {
-                "16": {"ours": parts, "reference": parts},
-                "64": {"ours": parts, "reference": parts},
-            },
-        },
-        "loading": {
-            "threads": 1,
-            "workers": 2,
-            "images": 1,
-            "image_size": [640, 480],
-            "batch_size": 64,
-            "source_kilobytes": 1.0,
-            "cache_kilobytes": 1.0,
-            "images_per_second": dict.fromkeys(make_docs.loading.LABELS, 1.0),
-            "processor_speedup": 1.0,
-            "processor_speedup_unpacked": 1.0,
-            "processor_speedup_cached": 1.0,
-            "loading_speedup": 1.0,
-            "batch_megabytes": 1.0,
-            "processor_batch_megabytes": 1.0,
-            "prepared_per_second": 1.0,
-            "packings": {
-                name: {"kilobytes": 1.0, "write_ms": 1.0, "read_ms": 1.0}
-                for name in ("as mcit does", "raw", "PNG")
-            },
-        },
-        "start": {
-            "threads": 1,
-            "rounds": 1,
-            "seconds": dict.fromkeys((make_docs.start.TORCH, *make_docs.start.GOALS), 1.0),
-            "over_import_torch": dict.fromkeys(make_docs.start.GOALS, 1.0),
-        },
-    }
-    machine = {"processor": "", "cores": 1, "load": 0.0, "mcit": "1", "torch": "1", "python": "1"}
-    expected = make_docs.write_benchmarks(results, machine)
-    page = (DOCS / "benchmarks.md").read_text(encoding="utf-8")
-    assert find_tables(page) == find_tables(expected)
+def judge(value: float, goal: tuple[str, float] | None) -> str:
+    """Return what the page says of a figure."""
+    if goal is None:
+        return ""
+    direction, limit = goal
+    distance = value - limit if direction == "at least" else limit - value
+    return "met" if distance >= 0 else "**missed**"
 
 
-def find_tables(page: str) -> list[str]:
-    """Return headings and rows of a page without their numbers and verdicts."""
-    lines = [line for line in page.splitlines() if line.startswith(("|", "#"))]
-    return [re.sub(r"\*\*missed\*\*|met|\d+(\.\d+)?", "N", line) for line in lines]
-
-
-def test_goals_that_were_missed_are_shown_as_missed():
-    page = (DOCS / "benchmarks.md").read_text(encoding="utf-8")
-    judged = 0
+def find_verdicts(page: str) -> dict[str, str]:
+    """Return by its label what stands in the last cell of every row."""
+    verdicts = {}
     for line in page.splitlines():
-        limit = re.search(
-            r"\| (?P<ratio>[\d.]+) \| (?P<side>at least|at most) (?P<goal>[\d.]+)", line
-        )
-        if limit is None:
-            continue
-        judged += 1
-        ratio = float(limit["ratio"])
-        goal = float(limit["goal"])
-        met = ratio >= goal if limit["side"] == "at least" else ratio <= goal
-        # numbers are rounded on the page
-        assert met == ("missed" not in line) or abs(ratio - goal) < 0.01, line
-    assert judged == 16
+        if line.startswith("| "):
+            cells = [cell.strip() for cell in line.split("|")[1:-1]]
+            verdicts[cells[0]] = cells[-1]
+    return verdicts
+
+
+def list_figures(name: str, recorded: dict[str, Any]) -> list[tuple]:
+    """Return what a benchmark shows of its recorded results."""
+    bench = importlib.import_module(f"mcit.bench.{name}")
+    return list(bench.list_figures(recorded[name]["result"]))
+
+
+@pytest.fixture(scope="module")
+def recorded(show_benchmarks) -> dict[str, Any]:
+    return show_benchmarks.read_record()
+
+
+def test_the_benchmarks_page_shows_what_was_recorded(show_benchmarks, recorded):
+    page = (DOCS / "benchmarks.md").read_text(encoding="utf-8")
+    assert page == show_benchmarks.write_page(recorded), "run python scripts/show_benchmarks.py"
+
+
+def test_every_benchmark_is_recorded_with_its_machine(show_benchmarks, recorded):
+    assert set(recorded) == set(show_benchmarks.SECTIONS) == set(BENCHES)
+    for name, measured in recorded.items():
+        assert measured["machine"].keys() == show_benchmarks.describe_machine().keys()
+        assert measured["result"]["threads"] == show_benchmarks.SECTIONS[name].threads
+        # a first look is no result
+        assert not measured["result"].get("quick")
+
+
+@pytest.mark.parametrize("name", BENCHES)
+def test_every_figure_of_a_benchmark_is_recorded(name, recorded):
+    found = list_figures(name, recorded)
+    labels = [label for label, _, _ in found]
+    assert labels
+    assert len(set(labels)) == len(labels)
+    assert all(math.isfinite(value) and value > 0 for _, value, _ in found)
+
+
+def test_what_the_goals_name_is_recorded(recorded):
+    result = recorded["efcil"]["result"]
+    widths = {str(width) for width in efcil.FULL}
+    assert result["train_speedup"].keys() == result["eval_speedup"].keys() == widths
+    assert recorded["start"]["result"]["over_import_torch"].keys() == start.GOALS.keys()
+    networks = {f"resnet18 w{width}" for width in consolidation.WIDTHS}
+    assert recorded["consolidation"]["result"]["channels_last"].keys() == networks
+    fits = recorded["classifiers"]["result"]["fit_over_epoch"]
+    assert fits.keys() >= set(classifiers.CLOSED_FORMS)
+
+
+@pytest.mark.parametrize("name", BENCHES)
+def test_every_goal_is_shown_as_met_or_missed(name, show_benchmarks, recorded):
+    page = "\n".join(show_benchmarks.SECTIONS[name].write(recorded[name]["result"]))
+    verdicts = find_verdicts(page)
+    for label, value, goal in list_figures(name, recorded):
+        assert verdicts[label] == judge(value, goal), label
+
+
+def test_a_goal_that_is_missed_is_shown_as_missed(show_benchmarks, recorded):
+    result = recorded["generative"]["result"]
+    label = "bytes held per LoRA weight"
+    for value, verdict in ((8.0, "met"), (8.001, "**missed**")):
+        page = show_benchmarks.write_generative({**result, "bytes_per_weight": value})
+        assert find_verdicts("\n".join(page))[label] == verdict
+
+
+@pytest.fixture
+def bench_files(tmp_path, monkeypatch, show_benchmarks, recorded) -> dict[str, Any]:
+    """Return what is recorded, and have files of their own for it; nothing is measured."""
+    monkeypatch.setattr(show_benchmarks, "RECORD", tmp_path / "benchmarks.json")
+    monkeypatch.setattr(show_benchmarks, "PAGE", tmp_path / "benchmarks.md")
+    monkeypatch.setattr(show_benchmarks, "measure", lambda name: recorded[name])
+    return recorded
+
+
+def test_all_benchmarks_are_measured_unless_some_are_named(show_benchmarks, bench_files):
+    show_benchmarks.main(["--measure"])
+    assert list(show_benchmarks.read_record()) == list(show_benchmarks.SECTIONS)
+    page = show_benchmarks.PAGE.read_text(encoding="utf-8")
+    assert page == show_benchmarks.write_page(bench_files)
+
+
+def test_one_benchmark_is_measured_and_the_others_stay(show_benchmarks, bench_files, monkeypatch):
+    show_benchmarks.main(["--measure"])
+    again = copy.deepcopy(bench_files["start"])
+    again["machine"]["processor"] = "another processor"
+    monkeypatch.setattr(show_benchmarks, "measure", {"start": again}.__getitem__)
+    show_benchmarks.main(["--measure", "start"])
+    assert show_benchmarks.read_record() == {**bench_files, "start": again}
+    page = show_benchmarks.PAGE.read_text(encoding="utf-8")
+    assert page.count("another processor") == 1
+
+
+def test_what_is_measured_before_an_interruption_is_recorded(
+    show_benchmarks, bench_files, monkeypatch
+):
+    def measure(name: str) -> dict[str, Any]:
+        if name == "classifiers":
+            raise KeyboardInterrupt
+        return bench_files[name]
+
+    monkeypatch.setattr(show_benchmarks, "measure", measure)
+    with pytest.raises(KeyboardInterrupt):
+        show_benchmarks.main(["--measure"])
+    assert list(show_benchmarks.read_record()) == ["consolidation", "efcil"]
+    with pytest.raises(SystemExit, match="no results of classifiers, loading, generative, start"):
+        show_benchmarks.main([])
+
+
+def test_an_unknown_benchmark_is_refused(show_benchmarks, bench_files, capsys):
+    with pytest.raises(SystemExit):
+        show_benchmarks.main(["--measure", "strat"])
+    assert "invalid choice: 'strat'" in capsys.readouterr().err
+    assert not show_benchmarks.RECORD.exists()
+
+
+def test_a_benchmark_is_measured_in_a_process_with_its_threads(show_benchmarks, monkeypatch):
+    asked = []
+
+    def run(command, env, **options):
+        asked.append((command[1:], env["OMP_NUM_THREADS"]))
+        return subprocess.CompletedProcess(command, 0, stdout='{"threads": 2}')
+
+    # what git says of the checkout is asked for in the same way
+    machine = show_benchmarks.describe_machine()
+    monkeypatch.setattr(show_benchmarks, "describe_machine", lambda: machine)
+    monkeypatch.setattr(show_benchmarks.subprocess, "run", run)
+    measured = show_benchmarks.measure("efcil")
+    assert asked == [(["-m", "mcit", "bench", "efcil", "--json"], "2")]
+    assert measured == {"machine": machine, "result": {"threads": 2}}
 
 
 # --- the site

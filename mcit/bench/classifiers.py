@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import statistics as middle
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from rich.table import Table
 from torch import Tensor
 
 from mcit.answering import HEAD
+from mcit.bench.measuring import Goal, format_ratio, is_met
 from mcit.bench.projection import PROJECTION_GOAL, measure_projection
 from mcit.class_statistics import ClassStatistics, Features, Needs
 from mcit.classifier import Classifier, Known, Scorer
@@ -45,8 +46,8 @@ from mcit.reports.formats import print_whole
 from mcit.runner.plan import Plan
 from mcit.session import Session
 
-FIT_GOAL = 0.1
-SCORING_GOAL = 1.1
+FIT_GOAL: Goal = ("at most", 0.1)
+SCORING_GOAL: Goal = ("at most", 1.1)
 # iterative ones have no goal for their fit
 CLOSED_FORMS = ("nearest_mean", "gaussian", "ridge")
 
@@ -246,48 +247,52 @@ def print_result(result: dict[str, Any]) -> None:
         f"{result['images']} images, {result['threads']} threads"
     )
     table = Table(title=title, title_justify="left")
-    for name in ("classifier", "fit / epoch", "goal", "met", "scoring / head", "goal", "met"):
-        table.add_column(name, justify="left" if name == "classifier" else "right")
+    for name in ("measured", "ratio", "goal", "met"):
+        table.add_column(name, justify="left" if name == "measured" else "right")
     missed = []
-    for name, fit in result["fit_over_epoch"].items():
-        scoring = result["scoring_over_head"][name]
-        goal = FIT_GOAL if name in CLOSED_FORMS else None
-        cells = [*_judge(fit, goal, "{:.4f}"), *_judge(scoring, SCORING_GOAL, "{:.2f}")]
-        if "NO" in cells:
-            missed.append(name)
-        table.add_row(name, *cells)
+    for label, value, goal in list_figures(result):
+        verdict = _judge(value, goal)
+        table.add_row(label, format_ratio(value), *verdict)
+        if "NO" in verdict:
+            missed.append(label)
     print_whole(table, console)
-    reading = result["features_over_epoch"]
-    print(f"Reading the features takes {reading:.2f} of an epoch, whatever answers.")
-    held = Table(title="kept of the classes, by method", title_justify="left")
-    held.add_column("method")
+    held = Table(title="kept between tasks", title_justify="left")
+    held.add_column("by")
     held.add_column("MB", justify="right")
-    for name, size in result["bytes_held"].items():
-        held.add_row(name, f"{size / 1e6:.1f}")
+    for label, size in list_held(result):
+        held.add_row(label, f"{size / 1e6:.1f}")
     print_whole(held, console)
     print(f"A copy of the network has {result['network_bytes'] / 1e6:.1f} MB.")
-    missed += _print_projection(result, console)
     if missed:
-        print(f"Goals missed on this run: {', '.join(missed)}.")
+        print(f"Goals missed on this run: {'; '.join(missed)}.")
 
 
-def _print_projection(result: dict[str, Any], console: Console) -> list[str]:
-    """Print what projected steps cost, and return what misses its goal."""
-    title = "projected steps (gpm, adam_nscl), by the share of input directions taken"
-    table = Table(title=title, title_justify="left")
-    for name in ("taken", "step / plain step", "goal", "met", "MB"):
-        table.add_column(name, justify="right")
-    missed = []
+def list_figures(result: dict[str, Any]) -> Iterator[tuple[str, float, Goal | None]]:
+    """Yield what was measured, the ratio and its goal, if it has one."""
+    yield "reading the features / epoch of training", result["features_over_epoch"], None
+    for name, ratio in result["fit_over_epoch"].items():
+        goal = FIT_GOAL if name in CLOSED_FORMS else None
+        yield f"{name}: fit / epoch of training", ratio, goal
+    for name, ratio in result["scoring_over_head"].items():
+        yield f"{name}: scoring / scoring by the head", ratio, SCORING_GOAL
     for share, ratio in result["projection_over_step"].items():
-        cells = _judge(ratio, PROJECTION_GOAL, "{:.2f}")
-        if "NO" in cells:
-            missed.append(f"projection with {share} taken")
-        table.add_row(share, *cells, f"{result['projection_bytes'][share] / 1e6:.1f}")
-    print_whole(table, console)
-    return missed
+        yield f"{_describe_projection(share)}: step / plain step", ratio, PROJECTION_GOAL
 
 
-def _judge(value: float, goal: float | None, shape: str) -> list[str]:
+def list_held(result: dict[str, Any]) -> Iterator[tuple[str, int]]:
+    """Yield what keeps something between tasks, and its bytes."""
+    yield from result["bytes_held"].items()
+    for share, size in result["projection_bytes"].items():
+        yield _describe_projection(share), size
+
+
+def _describe_projection(share: str) -> str:
+    return f"projection, {float(share):.0%} of input directions taken"
+
+
+def _judge(value: float, goal: Goal | None) -> tuple[str, str]:
+    """Return a goal in words, and whether it was met."""
     if goal is None:
-        return [shape.format(value), "", ""]
-    return [shape.format(value), f"at most {goal:g}", "yes" if value <= goal else "NO"]
+        return "", ""
+    direction, limit = goal
+    return f"{direction} {limit:g}", "yes" if is_met(value, goal) else "NO"

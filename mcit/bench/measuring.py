@@ -40,6 +40,11 @@ def is_met(value: float, goal: Goal) -> bool:
     return value <= limit
 
 
+def format_ratio(value: float) -> str:
+    """Return a ratio for a table; small ones have more digits."""
+    return f"{value:.2f}" if value >= 0.1 else f"{value:.4f}"
+
+
 def peak_bytes(contender: Contender) -> int:
     """Return the most bytes of tensors that were live at once, above those live before.
 

@@ -14,13 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mcit.bench.measuring import race
+from mcit.bench.measuring import Goal, race
 from mcit.models.learner import Learner
 from mcit.models.resnet import build_resnet
 from mcit.projecting import Projection, Projector, find_layers
 from mcit.task import Head
 
-PROJECTION_GOAL = 1.3
+PROJECTION_GOAL: Goal = ("at most", 1.3)
 # shares of each layer's input directions that earlier tasks have taken: few, half, all but few
 TAKEN = (0.1, 0.5, 0.95)
 HEAD = Head("classes", outputs=100, layout="linear")

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -117,21 +117,26 @@ def print_result(result: dict[str, Any]) -> None:
     table = Table(title="mcit bench start", title_justify="left")
     for name in ("until", "CPU s", "clock s", "/ import torch", "goal (CPU s)", ""):
         table.add_column(name, justify="left" if name == "until" else "right")
-    for name, seconds in result["seconds"].items():
+    for name, seconds, goal in list_figures(result):
         ratio = result["over_import_torch"].get(name)
         table.add_row(
             name,
             f"{seconds:.2f}",
             f"{result['clock_seconds'][name]:.2f}",
             "" if ratio is None else f"{ratio:.2f}",
-            *_judge(name, seconds),
+            *_judge(seconds, goal),
         )
     print_whole(table, console)
 
 
-def _judge(name: str, seconds: float) -> tuple[str, str]:
-    """Return the goal of a command and whether it was met."""
-    goal = GOALS.get(name)
+def list_figures(result: dict[str, Any]) -> Iterator[tuple[str, float, Goal | None]]:
+    """Yield what is waited for, the seconds of the processor and their goal, if there is one."""
+    for name, seconds in result["seconds"].items():
+        yield name, seconds, GOALS.get(name)
+
+
+def _judge(seconds: float, goal: Goal | None) -> tuple[str, str]:
+    """Return a goal in words, and whether it was met."""
     if goal is None:
         return "", ""
     direction, limit = goal
