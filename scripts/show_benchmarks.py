@@ -21,7 +21,7 @@ from typing import Any
 
 import _checkout  # noqa: F401 - finds mcit in this checkout
 
-from mcit.bench import classifiers, consolidation, efcil, generative, loading, start
+from mcit.bench import classifiers, consolidation, efcil, generative, loading, start, steps
 from mcit.bench.measuring import Goal, format_ratio, is_met
 from mcit.files import write_json
 from mcit.provenance import make_provenance
@@ -246,6 +246,17 @@ def write_loading(result: Result) -> Iterator[str]:
         )
 
 
+def write_steps(result: Result) -> Iterator[str]:
+    """Yield the lines on vision-language steps."""
+    yield (
+        "Training steps and scoring with the small ViLT that ships, in a run's own precision and "
+        "in single precision, against what one writes with transformers: Pillow, ViltProcessor, "
+        "ViltModel with a linear head and AdamW, in single precision."
+    )
+    yield ""
+    yield from tabulate_ratios(steps.list_figures(result))
+
+
 def write_generative(result: Result) -> Iterator[str]:
     """Yield the lines on vision-language models."""
     yield "A LLaVA of about a million weights, LoRA of rank 8 on all of its linear layers."
@@ -299,6 +310,7 @@ SECTIONS = {
     "loading": Section("Loading images", 1, write_loading),
     "generative": Section("Vision-language models with LoRA", 1, write_generative),
     "start": Section("Starting", 1, write_start),
+    "steps": Section("Vision-language steps", 1, write_steps),
 }
 
 if __name__ == "__main__":

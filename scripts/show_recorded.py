@@ -38,7 +38,7 @@ from mcit.studies.records import read_records
 from mcit.studies.tables import Study, make_tables
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ("README.md", "docs/first-run.md", "docs/results.md")
+PAGES = ("README.md", "docs/first-run.md", "docs/results.md", "docs/results-text.md")
 BLOCK = re.compile(r"(<!-- recorded: (.+?) -->\n).*?(<!-- end of recorded -->)", re.DOTALL)
 STUDY_BLOCK = re.compile(r"(<!-- study: (.+?) -->\n).*?(<!-- end of study -->)", re.DOTALL)
 # how a printed line of scores begins

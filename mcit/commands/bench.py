@@ -8,7 +8,7 @@ from importlib import import_module
 
 HELP = "measure speed on this machine"
 # files in mcit/bench/
-BENCHES = ("classifiers", "consolidation", "efcil", "generative", "loading", "start")
+BENCHES = ("classifiers", "consolidation", "efcil", "generative", "loading", "start", "steps")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
