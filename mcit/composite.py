@@ -15,12 +15,13 @@ from __future__ import annotations
 import keyword
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, make_dataclass
-from typing import Any, get_type_hints
+from typing import Any
 
 from torch import Tensor
 
 from mcit.class_statistics import ClassStatistics, Needs
 from mcit.classifier import Scorer
+from mcit.config.options import read_hints
 from mcit.config.schema import ModelConfig
 from mcit.errors import ConfigError
 from mcit.method import Method, Outcome, Stage, Step
@@ -53,7 +54,7 @@ class Composite(Method):
     @classmethod
     def sections(cls) -> dict[str, type[Method]]:
         """Return the methods by the names of their options, in order."""
-        hints = get_type_hints(cls)
+        hints = read_hints(cls)
         return {part.name: hints[part.name] for part in fields(cls)}
 
     def find_problems(self, tasks: Sequence[Task], model: ModelConfig) -> list[str]:

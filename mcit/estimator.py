@@ -31,13 +31,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mcit.config.options import option
+from mcit.config.options import option, read_hints
 from mcit.draws import draw_classes, draw_uniform
 from mcit.errors import ConfigError
 from mcit.spelling import suggest
@@ -144,7 +144,7 @@ class Estimator:
 
     def _find_unknown(self) -> list[str]:
         problems = []
-        for name, hint in get_type_hints(type(self)).items():
+        for name, hint in read_hints(type(self)).items():
             value = getattr(self, name)
             choices = get_args(hint)
             if get_origin(hint) is Literal and value not in choices:

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import pytest
 import yaml
@@ -271,6 +271,20 @@ def test_what_a_section_says_of_itself_is_told_with_its_place():
 def test_a_method_without_a_name_is_refused(value):
     (problem,) = problems_of(RunConfig, {"method": value})
     assert "must be a name, or a section with a 'name'" in problem
+
+
+@dataclass(frozen=True)
+class Holding:
+    """A dataclass with a class variable whose type is left out, which Python 3.10 cannot evaluate."""
+
+    columns: ClassVar = {"image": "image"}
+    count: int = 3
+
+
+def test_a_class_variable_without_a_type_is_no_option():
+    assert parse(Holding, {"count": 4}) == Holding(4)
+    with pytest.raises(ConfigError, match=r"unknown key 'columns' \(keys: count\)"):
+        parse(Holding, {"columns": {}})
 
 
 def test_a_missing_value_without_default_is_named():

@@ -6,15 +6,15 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, get_type_hints
+from typing import Any
 
-from mcit.config.options import Kind, metadata_of
+from mcit.config.options import Kind, metadata_of, read_hints
 from mcit.config.parse import flatten, to_dict
 
 
 def keep_kinds(config: Any, *kinds: Kind) -> dict[str, Any]:
     """Return the fields of a dataclass that are of these kinds, as plain nested dictionaries."""
-    hints = get_type_hints(type(config))
+    hints = read_hints(type(config))
     kept: dict[str, Any] = {}
     for field in dataclasses.fields(config):
         metadata = metadata_of(type(config), field.name)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass
 from enum import Enum
 from pathlib import Path
-from types import UnionType
+from types import SimpleNamespace, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 _TYPE_NAMES = {
@@ -64,9 +65,26 @@ class OptionInfo:
     kind: Kind
 
 
+def read_hints(cls: type) -> dict[str, Any]:
+    """Return the type hints of a dataclass's fields by their names.
+
+    Class variables are left out: Python 3.10 refuses `ClassVar` without a type.
+    """
+    names = {field.name for field in dataclasses.fields(cls)}
+    hints: dict[str, Any] = {}
+    for base in reversed(cls.__mro__):
+        written = vars(base).get("__annotations__", {})
+        own = {name: hint for name, hint in written.items() if name in names}
+        module = sys.modules.get(base.__module__)
+        place = {} if module is None else vars(module)
+        # names of the module win over those of the class, as in get_type_hints(cls)
+        hints |= get_type_hints(SimpleNamespace(__annotations__=own), dict(vars(base)), place)
+    return hints
+
+
 def list_options(cls: type, prefix: str = "") -> Iterator[OptionInfo]:
     """Yield the options of a dataclass; those of its sections follow under dotted names."""
-    hints = get_type_hints(cls)
+    hints = read_hints(cls)
     for field in dataclasses.fields(cls):
         if not field.init or field.metadata.get("internal", False):
             continue

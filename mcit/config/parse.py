@@ -8,8 +8,9 @@ import types
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
+from mcit.config.options import read_hints
 from mcit.config.yaml_text import read_value
 from mcit.errors import ConfigError
 from mcit.spelling import describe_unknown_key, suggest
@@ -136,7 +137,7 @@ class _Reader:
             section = where or "configuration"
             self._report(f"{section}: expected a section of {names}, found {_show(data)}")
             return None
-        hints = get_type_hints(cls)
+        hints = read_hints(cls)
         fields = {f.name: f for f in dataclasses.fields(cls) if f.init}
         prefix = f"{where}." if where else ""
         for name in data:
