@@ -229,6 +229,20 @@ def test_the_best_are_ranked_with_their_strengths_and_paired_by_seed(plan):
     assert (mean, low, high) == pytest.approx((10, 10 - reach, 10 + reach), abs=1e-5)
 
 
+def test_an_upper_bound_is_compared_with_and_never_the_best(tmp_path):
+    entries = {"finetune": None, "lwf": None, "joint": None}
+    path = tmp_path / "study-bound.yaml"
+    path.write_text(yaml.safe_dump({**yaml.safe_load(PLAN), "entries": entries}), encoding="utf-8")
+    bounded = read_plan(str(path))
+    made = []
+    for seed in (1, 2, 3):
+        made.append((Point("finetune", seed), 80, 40))
+        made.append((Point("lwf", seed), 80, 60 + seed))
+        made.append((Point("joint", seed), 90, 90))
+    rows = tabulate_best_pairs(Study.of(bounded, gather(bounded, *made))).rows
+    assert [row.label for row in rows] == ["lwf vs joint", "lwf vs finetune"]
+
+
 def test_the_lead_at_equal_stiffness_is_paired_by_seed(plan):
     made = []
     for seed in (1, 2):

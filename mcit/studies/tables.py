@@ -17,6 +17,7 @@ from mcit.reports.formats import (
     Table,
     TableKind,
 )
+from mcit.reports.groups import BOUNDS
 from mcit.studies.analysis import (
     FINETUNE,
     Choice,
@@ -162,7 +163,10 @@ def tabulate_best(study: Study) -> Table:
 
 
 def tabulate_best_pairs(study: Study) -> Table:
-    """Return the differences in A_last of the best and every other, at their own strengths."""
+    """Return the differences in A_last of the best and every other, at their own strengths.
+
+    Upper bounds are compared with, and never the best.
+    """
     scores = {name: study.find_best(*name) for name in study.names}
     means = {
         name: statistics.fmean(each.last for each in found.values())
@@ -170,13 +174,17 @@ def tabulate_best_pairs(study: Study) -> Table:
         if found
     }
     ranked = sorted(means, key=lambda name: -means[name])
+    free = [name for name in ranked if study.plan.method_of(name[0]) not in BOUNDS]
+    best = next(iter(free or ranked), None)
     rows = []
-    for other in ranked[1:]:
-        first, second = scores[ranked[0]], scores[other]
+    for other in ranked:
+        if best is None or other == best:
+            continue
+        first, second = scores[best], scores[other]
         both = [seed for seed in first if seed in second]
         interval = pair([first[seed].last - second[seed].last for seed in both])
         if interval is not None:
-            label = f"{study.label(ranked[0])} vs {study.label(other)}"
+            label = f"{study.label(best)} vs {study.label(other)}"
             rows.append(_make_pair(label, interval))
     return Table(
         kind=TableKind.PAIRS,
