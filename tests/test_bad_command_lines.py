@@ -394,7 +394,7 @@ REST = {
     "--order vqa": "unknown option '--order'",
     "--debg run": "unknown option '--debg'; did you mean '--debug'?",
     "bench": "the following arguments are required: what",
-    "bench speech": "unknown choice 'speech' (choices: classifiers, consolidation, efcil, generative, loading, start)",
+    "bench speech": "unknown choice 'speech' (choices: classifiers, consolidation, efcil, generative, loading, start, steps)",
     "bench consolidaton": "unknown choice 'consolidaton'; did you mean 'consolidation'?",
     "bench efcil loading": "unexpected word 'loading'",
     "bench efcil --jsn": "unknown option '--jsn'; did you mean '--json'?",

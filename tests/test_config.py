@@ -283,7 +283,7 @@ class Holding:
 
 def test_a_class_variable_without_a_type_is_no_option():
     assert parse(Holding, {"count": 4}) == Holding(4)
-    with pytest.raises(ConfigError, match=r"unknown key 'columns' \(keys: count\)"):
+    with pytest.raises(ConfigError, match="unknown key 'columns'"):
         parse(Holding, {"columns": {}})
 
 
