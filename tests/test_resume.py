@@ -448,6 +448,7 @@ def test_an_option_of_speed_or_place_may_change_and_results_are_the_same_bits(
 
 def test_options_of_rounding_are_those_that_change_the_last_digits():
     assert list_kinds(Kind.ROUNDING) == {
+        "model.attention",
         "model.gradient_checkpointing",
         "model.channels_last",
         "training.accumulate",
